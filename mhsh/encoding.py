@@ -99,7 +99,7 @@ def check_head(head: bytes, where: str) -> None:
     """
     form = signature(head)
     if form:
-        raise UserError(f"{where} is not text but {form}; unpack it or write its text out as UTF-8, and name that file")
+        raise UserError(f"{where} is not text but {form}; unpack it, write its text out, or name the texts alone")
     if marked_encoding(head) == "utf-8" and head.count(0) * 4 > len(head):
         raise UserError(
             f"{where} begins with zero bytes: it is damaged, binary, or UTF-16 without a byte order mark; fetch it again, or "

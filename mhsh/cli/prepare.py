@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mhsh.cli.inspect import source_lines
 from mhsh.cli.parser import ConfigFlag, Count
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
 from mhsh.data.prepare import describe, prepare
+from mhsh.data.tables import format_unknown
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded, is_remote
 
@@ -56,10 +58,13 @@ def run(
             "mhsh prepare makes rows for pre-training and translation; those of model.objective = "
             f"{config.model.objective!r} are made when training starts"
         )
+    for line in source_lines(config):
+        _say(line)
     where = expanded(out) if is_remote(out) else Path(out)
     summary = prepare(task, where, per_shard if per_shard is not None else task.items_per_shard, run_all, _say)
-    for line in describe(summary):
-        _say(line)
+    for line in (*describe(summary), format_unknown(summary)):
+        if line:
+            _say(line)
     _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")
     return 0
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import STOPPED, interrupted
+from mhsh.cli.inspect import source_lines
 from mhsh.cli.parser import ConfigFlag
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
@@ -63,7 +64,7 @@ def run(
         config = _config_in(workdir)
     line = first_line(config, RunFolder(workdir))
     if process_id in (None, 0) and not distributed:
-        print(line, flush=True)
+        print(line, *source_lines(config), sep="\n", flush=True)
     import jax
 
     from mhsh.training.cluster import join

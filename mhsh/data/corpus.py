@@ -258,7 +258,8 @@ class StreamedTask(Task[TokenizerT]):
         """The sums of a split as plain numbers for people, and its unigram entropy.
 
         Raises:
-          UserError: the split has no examples.
+          UserError: the split has no examples, or the vocabulary covers less than half of the
+            training text.
         """
 
     def given_tokenizer(self) -> TokenizerT:

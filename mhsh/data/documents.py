@@ -6,9 +6,12 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from etils import epath
+
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.text_documents import BLANKS, read_jsonl, read_lines, read_text, read_whole_files
+from mhsh.data.text_files import matching_files, with_field
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError, closest
 
@@ -24,6 +27,8 @@ class Source:
     # Called with the argument. It returns the documents in a fixed order, read lazily, the same in
     # every process; "" stands for one without text, which is counted. It raises UserError.
     documents: Callable[[str], Iterable[str]]
+    # Which files of a folder it reads, where the argument is a glob or a folder; else empty.
+    in_folder: str = ""
 
     @property
     def form(self) -> str:
@@ -42,15 +47,17 @@ _SHIPPED = (
         reads="text files",
         document="the lines up to a blank line",
         documents=read_text,
+        in_folder="*",
     ),
-    Source(name="lines", argument="GLOB|DIR", reads="text files", document="a line", documents=read_lines),
-    Source(name="files", argument="GLOB|DIR", reads="text files", document="a file", documents=read_whole_files),
+    Source(name="lines", argument="GLOB|DIR", reads="text files", document="a line", documents=read_lines, in_folder="*"),
+    Source(name="files", argument="GLOB|DIR", reads="text files", document="a file", documents=read_whole_files, in_folder="*"),
     Source(
         name="jsonl",
         argument="GLOB|DIR[:FIELD]",
         reads="lines of JSON",
         document="the field `text` of a line, or another (`a.b`: b in a)",
         documents=read_jsonl,
+        in_folder="*.json*",
     ),
     Source(
         name="parquet",
@@ -58,6 +65,7 @@ _SHIPPED = (
         reads="Parquet files",
         document="the column `text` of a row, or another (`a.b`: b in a)",
         documents=read_parquet,
+        in_folder="*.parquet",
     ),
     Source(
         name="arrow",
@@ -111,12 +119,21 @@ def find_source(text: str) -> tuple[Source, str]:
     return source, argument
 
 
+def files_of(text: str) -> list[epath.Path]:
+    """The files of a `data.source`; none where it is not of files."""
+    source, argument = find_source(text)
+    if not source.in_folder:
+        return []
+    pattern = with_field(source.name, argument, "FIELD")[0] if "[" in source.argument else argument
+    return matching_files(pattern, f"data.source = {text!r}", source.in_folder)
+
+
 def document_rule(source: str) -> str:
     """What a document of a `data.source` is, and what makes it another of the same files."""
-    kind, argument = find_source(source)
+    kind, _ = find_source(source)
     others = [other for other in SOURCES.values() if other.reads == kind.reads and other is not kind]
-    words = "; ".join(f"data.source={other.name}:{argument}: {other.document}" for other in others)
-    return f"a document is {kind.document}" + (f" ({words})" if words else "")
+    words = ", ".join(f"with {other.name}: {other.document}" for other in others)
+    return f"a document is {kind.document}" + (f" (in place of {kind.name}: {words})" if words else "")
 
 
 def documents(source: str) -> Iterator[str]:

@@ -20,10 +20,12 @@ from mhsh.data.glue import GlueExample, GlueTask, find_task, read_splits
 from mhsh.data.random_numbers import ARTICLE_SPLIT, hash_key
 from mhsh.data.squad import Question, SquadData, read_questions
 from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, fingerprint_of, overlap, unigram_entropy
-from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
+from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, check_known, count_unknown, load_wordpiece, unknown_fraction
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded
 from mhsh.storage.run_folder import WORDPIECE_FILE
+
+_TEXTS_LOOKED_AT = 10_000  # for unknown characters
 
 Tokens = Int32[np.ndarray, " _"]
 
@@ -61,6 +63,17 @@ class FineTuningTask(Task[WordPieceTokenizer]):
             return examples | {"weights": np.broadcast_to(weights, shape).copy()}
 
         return make
+
+    def unknown_characters(self, tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[str, float]:
+        """The share of unknown characters in the first thousands of the training texts.
+
+        Raises:
+          UserError: it is half of them or more.
+        """
+        sample = texts[:_TEXTS_LOOKED_AT]
+        counted = count_unknown(sample, tokenizer.encode_batch(sample), tokenizer)
+        check_known(counted, f"data.source = {self.data.source!r}", "take a run that was pre-trained on such text")
+        return {"unknown_character_fraction": unknown_fraction(counted)}
 
     def corpus_fields(self, tokenizer: WordPieceTokenizer, train: Examples, validation: Examples) -> dict[str, Any]:
         """The fields of a corpus that follow from its examples."""
@@ -145,7 +158,7 @@ class ClassificationTask(FineTuningTask):
             unigram_entropy=unigram_entropy(labels) if glue.label_names else float(labels.var()),
             counts={
                 "task": glue.name,
-                "train": {"rows": len(train)},
+                "train": {"rows": len(train), **self.unknown_characters(tokenizer, [" ".join(example.texts) for example in train])},
                 "validation": {"rows": len(validation), **evaluation_sets},
                 "cut_texts": train_cut + validation_cut,
                 "overlap": overlap((example.texts for example in train), [example.texts for example in validation]),
@@ -228,6 +241,7 @@ class SpanTask(FineTuningTask):
                 "train_questions": len(train_data.questions),
                 "train_rows": len(train_windows),
                 "train_rows_with_answer": int((ends[:, 0] > 0).sum()),
+                "train": self.unknown_characters(tokenizer, [question.context for question in train_data.questions]),
                 "validation_questions": len(validation_data.questions),
                 "validation_rows": len(windows),
                 "overlap": overlap(asked, held_out),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import sentencex
@@ -21,7 +21,7 @@ from jaxtyping import Int32, Int64
 
 from mhsh.config.schema import DataConfig, ModelConfig
 from mhsh.data.tables import Examples, bounds_of
-from mhsh.data.wordpiece import Tokenizer
+from mhsh.data.wordpiece import Tokenizer, count_unknown
 from mhsh.errors import UserError
 
 # Examples gathered at once: bounds the int64 index arrays of a large corpus.
@@ -75,6 +75,7 @@ class TokenDocuments:
     tokens: Int32[np.ndarray, " n"]
     sentence_bounds: Int64[np.ndarray, " sentence_bounds"]
     document_bounds: Int64[np.ndarray, " document_bounds"]
+    counted: Mapping[str, int]  # as `count_unknown`
 
     @property
     def num_documents(self) -> int:
@@ -97,6 +98,7 @@ def tokenise(documents: Sequence[str], tokenizer: Tokenizer, split: Callable[[st
         tokens=np.concatenate(ids) if ids else np.zeros(0, np.int32),
         sentence_bounds=bounds_of(lengths[filled]),
         document_bounds=bounds_of(sentences_in_document[sentences_in_document > 0]),
+        counted=count_unknown(texts, ids, tokenizer),
     )
 
 
@@ -113,6 +115,7 @@ def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDo
             tokens=documents.tokens,
             sentence_bounds=np.append(starts, documents.sentence_bounds[-1]),
             document_bounds=first_piece[documents.document_bounds],
+            counted=documents.counted,
         ),
         int((pieces > 1).sum()),
     )

@@ -19,9 +19,19 @@ from mhsh.data.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
 from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
-from mhsh.data.wordpiece import ByteTokenizer, Tokenizer, load_wordpiece, read_vocab, train_wordpiece
+from mhsh.data.wordpiece import (
+    ByteTokenizer,
+    Tokenizer,
+    check_known,
+    load_wordpiece,
+    read_vocab,
+    train_wordpiece,
+    unknown_fraction,
+)
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import WORDPIECE_FILE
+
+_UNKNOWN_REMEDY = "take --config.data.tokenizer=bytes, which knows all, or name another --config.data.vocab_path"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +109,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
           rows, positions: R examples, and their R T positions.
           tokens: in examples, with specials and without padding.
           dropped_tokens: at the end of a clm stream, too few for an example.
+          characters, unknown_characters: as `count_unknown`.
           token_counts: how often each id occurs in the examples, or (clm) in their targets.
         """
         is_clm, texts = self.model.objective == "clm", [text for (text,) in items]
@@ -117,6 +128,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             "positions": num_positions,
             "tokens": num_positions if is_clm else int(packing.examples["ends"][:, 1].sum()),
             "dropped_tokens": packing.dropped_tokens,
+            **tokenised.counted,
             "token_counts": np.bincount(counted.reshape(-1), minlength=tokenizer.vocab_size),
         }
 
@@ -124,7 +136,8 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         """The sums, and the entropy of clm's targets, or of mlm's tokens without specials.
 
         Added are padding_fraction, of the positions; unknown_fraction, the share of [UNK] in the
-        text; used_vocabulary, the share of the vocabulary without specials that occurs.
+        text; unknown_character_fraction, that of characters; used_vocabulary, the share of the
+        vocabulary without specials that occurs.
         """
         if not sums["rows"]:
             raise UserError(
@@ -132,12 +145,16 @@ class PretrainingTask(StreamedTask[Tokenizer]):
                 f"data.sequence_length = {self.data.sequence_length} tokens; shorten the rows, give more text, or change "
                 "data.validation_fraction"
             )
-        plain = {name: int(value) for name, value in sums.items() if name not in ("positions", "token_counts")}
+        left_out = ("positions", "characters", "unknown_characters", "token_counts")
+        plain = {name: int(value) for name, value in sums.items() if name not in left_out}
         counts = sums["token_counts"]
         ordinary, unknown = counts[~tokenizer.is_special], int(counts[tokenizer.unk_id])
+        if split == TRAIN:
+            check_known(sums, f"data.source = {self.data.source!r}", _UNKNOWN_REMEDY)
         plain |= {
             "padding_fraction": 1 - plain["tokens"] / int(sums["positions"]),
             "unknown_fraction": unknown / max(1, unknown + int(ordinary.sum())),
+            "unknown_character_fraction": unknown_fraction(sums),
             "used_vocabulary": float((ordinary > 0).mean()),
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)

@@ -6,9 +6,12 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Integer
+
+_UNKNOWN_WORTH_SAYING = 0.01
 
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
@@ -88,6 +91,19 @@ def format_overlap(both: Mapping[str, int]) -> str:
     return (
         f"{both['count']:,} of {both['of']:,} validation examples are also training examples: on these the validation loss says "
         "nothing about new text"
+    )
+
+
+def format_unknown(counts: Mapping[str, Any]) -> str:
+    """What is wrong with the vocabulary, given what was counted of the training data; empty:
+    nothing.
+    """
+    fraction = counts["train"].get("unknown_character_fraction", 0.0) if isinstance(counts.get("train"), Mapping) else 0.0
+    if fraction < _UNKNOWN_WORTH_SAYING:
+        return ""
+    return (
+        f"{fraction:.1%} of the characters of the training data are in words that the vocabulary has no pieces for, and are "
+        "learnt as [UNK]: see --config.data.tokenizer=bytes, or name another --config.data.vocab_path"
     )
 
 

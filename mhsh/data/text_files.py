@@ -86,24 +86,40 @@ def unpacked(path: epath.PathLike | None) -> Iterator[io.BufferedReader]:
       UserError: the file is missing, unreadable, damaged or packed too often, even if found inside
         the `with`.
     """
+    with _unpacked_layers(path) as (_, file):
+        yield file
+
+
+@contextlib.contextmanager
+def _unpacked_layers(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.BufferedReader]]:
+    """Also how it is packed, from outside in."""
     name = file_name(path)
+    layers: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
             file: Any = sys.stdin.buffer if path is None else stack.enter_context(opened(path))
-            for _ in range(_MOST_LAYERS):
-                kind = compression(file.peek(HEAD_BYTES))
-                if not kind:
-                    break
+            while kind := compression(file.peek(HEAD_BYTES)):
+                layers.append(kind)
+                if len(layers) == _MOST_LAYERS:
+                    raise UserError(f"{name} is compressed {_MOST_LAYERS} times or more; unpack it first")
                 file = stack.enter_context(_unpacking(kind, file))
-            else:
-                raise UserError(f"{name} is compressed {_MOST_LAYERS} times or more; unpack it first")
-            yield file
+            yield layers, file
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise _damaged(name, error) from error
     except OSError as error:
         if error.errno is None:  # bz2 and pyarrow have no error of their own
             raise _damaged(name, error) from error
         raise UserError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def first_bytes(path: epath.PathLike) -> tuple[list[str], bytes]:
+    """How a file is compressed, from outside in, and the first bytes of what is in it.
+
+    Raises:
+      UserError: as `unpacked`.
+    """
+    with _unpacked_layers(path) as (layers, file):
+        return layers, file.peek(HEAD_BYTES)[:HEAD_BYTES]
 
 
 def file_name(path: epath.PathLike | None) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -20,6 +21,8 @@ PAD, UNK, CLS, SEP, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MAS
 _CONTINUATION = "##"
 # Words of more characters are [UNK], as in BERT's tokenization.py.
 _LONGEST_WORD = 100
+# A text that loses half of its characters is not what a model should learn.
+_MOST_UNKNOWN = 0.5
 # Like BERT's trainer; small vocabularies keep fewer, to leave room for words.
 _MOST_CHARACTERS = 1000
 
@@ -54,6 +57,10 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
         """The ids of each text, without special tokens; "[SEP]" in a text is ordinary text."""
+
+    def unknown_characters(self, texts: Sequence[str]) -> int:
+        """How many characters of the texts are in words that become [UNK]."""
+        return 0
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -99,6 +106,10 @@ class WordPieceTokenizer(Tokenizer):
         encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)) for encoding in encodings]
 
+    def unknown_characters(self, texts: Sequence[str]) -> int:
+        encoded = self.encode_with_spans(texts)
+        return sum(int(np.diff(spans[ids == self.unk_id]).sum()) for ids, spans in encoded)
+
     def as_library(self) -> tokenizers.Tokenizer:
         copy = tokenizers.Tokenizer.from_str(self._encoder.to_str())
         copy.decoder = decoders.WordPiece(_CONTINUATION, cleanup=False)
@@ -130,6 +141,40 @@ class ByteTokenizer(Tokenizer):
         first_byte = len(SPECIALS)
         parts = (bytes([number - first_byte]) if number >= first_byte else self.vocab[number].encode() for number in ids)
         return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def count_unknown(texts: Sequence[str], ids: Sequence[Int32[np.ndarray, " _"]], tokenizer: Tokenizer) -> dict[str, int]:
+    """The `characters` of texts, without spaces, and the `unknown_characters` among them: those in
+    words that become [UNK], such as runs of more than 100 letters. A share by tokens would hide
+    them: a word of 10,000 letters is one token.
+
+    Args:
+      ids: of each text, by the tokenizer.
+    """
+    lacking = [text for text, own in zip(texts, ids, strict=True) if (own == tokenizer.unk_id).any()]
+    return {
+        "characters": sum(len(text) - text.count(" ") for text in texts),
+        "unknown_characters": tokenizer.unknown_characters(lacking),
+    }
+
+
+def check_known(counted: Mapping[str, Any], what: str, remedy: str) -> None:
+    """Raises UserError, with the remedy, where half of the characters that `count_unknown` has
+    counted are unknown.
+    """
+    fraction = unknown_fraction(counted)
+    if fraction >= _MOST_UNKNOWN:
+        raise UserError(
+            f"{fraction:.0%} of the characters of {what} are in words that the vocabulary has no pieces for, and would be lost as "
+            f"{UNK}; {remedy}"
+        )
+
+
+def unknown_fraction(counted: Mapping[str, Any]) -> float:
+    """The share of unknown characters in what `count_unknown` has counted; 0 where nothing was, as
+    in the shards of a preparation that began before it was.
+    """
+    return float(counted.get("unknown_characters", 0) / max(1, counted.get("characters", 0)))
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieceTokenizer:

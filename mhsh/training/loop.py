@@ -10,7 +10,7 @@ from etils import epath
 from mhsh.config.fields import format_differences
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
-from mhsh.data.tables import format_overlap
+from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder
@@ -76,9 +76,9 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
 
 def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | None:
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
-    overlap = format_overlap(run.corpus.summary()["overlap"])
+    counts = run.corpus.summary()
     choices = [str(run.mesh_choice or ""), str(run.remat) if verbose and run.remat else ""]
-    for line in (note, keep_compiled(folder), overlap, *choices):
+    for line in (note, keep_compiled(folder), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             display.note(line)
 

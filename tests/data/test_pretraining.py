@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.pretraining import PretrainingTask
-from mhsh.data.tables import Table
+from mhsh.data.tables import Table, format_unknown
 from mhsh.data.wordpiece import SPECIALS, Tokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
@@ -185,6 +185,25 @@ def test_summary_counts(english_source: str) -> None:
         used = set(text.tolist()) - {tokenizer.unk_id}
         assert counts["used_vocabulary"] == pytest.approx(len(used) / (tokenizer.vocab_size - len(SPECIALS)))
     assert 0.5 < summary["train"]["used_vocabulary"] <= 1
+
+
+@pytest.mark.parametrize(("letters", "share"), [(0, 0.0), (120, 0.4), (2000, 0.9)])
+def test_words_that_no_piece_covers_are_counted_by_characters(tmp_path: Path, letters: int, share: float) -> None:
+    """By tokens they are a few in a hundred, whatever their length."""
+    words = "the river ran past the old mill and the children watched it go. They went home by the road over the hill. " * 2
+    lines = [f"{words}Number {number}. {'acgt' * (letters // 4)}" for number in range(60)]
+    (tmp_path / "t.txt").write_text("\n\n".join(lines))
+    config = pretraining_config(source=f"text:{tmp_path}/t.txt", validation_fraction=0.2, vocab_size=300, sequence_length=64)
+    if share > 0.5:
+        with pytest.raises(UserError, match=r"^9\d% of the characters of data\.source = .* take --config\.data\.tokenizer=bytes, "):
+            load(config)
+        load(pretraining_config(source=config.data.source, tokenizer="bytes", validation_fraction=0.2, sequence_length=64))
+        return
+    corpus = load(config)
+    train = corpus.counts["train"]
+    assert train["unknown_character_fraction"] == pytest.approx(share, abs=0.05)
+    assert train["unknown_fraction"] < 0.03
+    assert ("characters of the training data are in words" in format_unknown(corpus.summary())) == (share > 0)
 
 
 @pytest.mark.realdata

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhsh.data.wordpiece import SPECIALS, ByteTokenizer, load_wordpiece, train_wordpiece
+from mhsh.data.wordpiece import (
+    SPECIALS,
+    ByteTokenizer,
+    WordPieceTokenizer,
+    check_known,
+    count_unknown,
+    load_wordpiece,
+    train_wordpiece,
+    unknown_fraction,
+)
 from mhsh.errors import UserError
 
 SPECIAL_LINES = "".join(token + "\n" for token in SPECIALS)
@@ -119,6 +128,25 @@ def test_a_vocabulary_that_cannot_be_used(tmp_path: Path, content: str, message:
     (tmp_path / "vocab.txt").write_text(content)
     with pytest.raises(UserError, match=message):
         load_wordpiece(tmp_path / "vocab.txt", lowercase=True)
+
+
+def test_unknown_characters_are_those_of_the_words_without_pieces() -> None:
+    """Against each word alone: a run of more than 100 letters is lost as one token."""
+    tokenizer = WordPieceTokenizer([*SPECIALS, "a", "##a", "b", "é"], lowercase=False)
+    texts = ["a aa " + "a" * 101, "ab a b", "", "é 日本 a", "x" * 300]
+    counted = count_unknown(texts, tokenizer.encode_batch(texts), tokenizer)
+    words = [word for text in texts for word in text.split()]
+    lost = [word for word in words if tokenizer.unk_id in tokenizer.encode_batch([word])[0]]
+    assert lost == ["a" * 101, "ab", "日本", "x" * 300]
+    assert counted == {"characters": sum(map(len, words)), "unknown_characters": sum(map(len, lost))}
+    assert unknown_fraction(counted) == pytest.approx(405 / 412)
+    with pytest.raises(UserError, match=r"^98% of the characters of t\.txt are in words .* would be lost as \[UNK\]; do this"):
+        check_known(counted, "t.txt", "do this")
+    assert (
+        unknown_fraction({})
+        == count_unknown(["日"], ByteTokenizer().encode_batch(["日"]), ByteTokenizer())["unknown_characters"]
+        == 0
+    )
 
 
 def test_a_vocabulary_that_cannot_be_read(tmp_path: Path) -> None:

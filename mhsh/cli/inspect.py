@@ -1,0 +1,97 @@
+"""mhsh inspect: what mhsh understands of a corpus, a checkpoint or a run, before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_in_words
+from mhsh.data.documents import SOURCES
+from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source, source_for
+from mhsh.data.wordpiece import load_wordpiece
+from mhsh.errors import UserError
+from mhsh.storage.files import expanded, read_object
+from mhsh.storage.run_folder import RunFolder
+from mhsh.text import format_list
+
+EXAMPLES = (
+    "mhsh inspect corpus",
+    "mhsh inspect 'jsonl:dump/*.jsonl.zst:text'",
+    "mhsh inspect lines:a.txt --vocab=vocab.txt",
+    "mhsh inspect bert-base-uncased",
+    "mhsh inspect runs/2l8h",
+)
+
+
+def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: str | None = None, lowercase: bool = False) -> int:
+    """Says what is understood: of a source or its files the form, the documents and what looks
+    wrong; of a Hugging Face checkpoint its shape, classes and tokenizer; of a run its config and
+    checkpoints.
+
+    Args:
+      what: what data.source takes, a file, or a folder of texts, of a checkpoint or of a run
+      vocab: of a source: a vocab.txt, to count the characters that it does not know
+      lowercase: that vocabulary is of lower case
+
+    Raises:
+      UserError: nothing can be read.
+    """
+    if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
+        lines = _of_source(what, vocab, lowercase)
+    else:
+        path = Path(what).expanduser()
+        if not path.exists():
+            raise UserError(f"there is no {what}; name a file, a folder, or a source such as 'text:corpus/*.txt' (mhsh configs)")
+        lines = _of_folder(path, what, vocab, lowercase)
+    for line in lines:
+        print(line, flush=True)
+    return 0
+
+
+def source_lines(config: Config) -> Iterator[str]:
+    """The same of a config's data.source, for the head of a command, from its first documents;
+    none where it is not of files.
+    """
+    source = config.data.source
+    kind = SOURCES.get(source.partition(":")[0])
+    if config.model.objective in ("mlm", "clm") and kind is not None and kind.in_folder:
+        yield from describe_source(source, HEAD_CHARACTERS)
+
+
+def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
+    tokenizer = None if vocab is None else load_wordpiece(expanded(vocab), lowercase)
+    yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
+    yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source='{source}' --workdir=runs/mine"
+
+
+def _of_folder(path: Path, what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
+    config = path / "config.json"
+    if not config.exists():
+        yield from _of_source(source_for(what), vocab, lowercase)
+    elif "model_type" in read_object(config):
+        from mhsh.interop.describe import describe_checkpoint
+
+        yield from describe_checkpoint(path)
+        yield f"to import it: mhsh import {what} --config=bert:12l12h --out=runs/imported"
+    else:
+        yield from _of_run(RunFolder(what))
+
+
+def _of_run(folder: RunFolder) -> Iterator[str]:
+    config = folder.read_config()
+    model, train, data = config.model, config.train, config.data
+    steps = sorted(int(path.name) for path in folder.checkpoints_path.glob("*") if path.name.isdecimal())
+    yield (
+        f"{folder.path.name}: {shape_in_words(model)} ({model.residual}, D = {model.embed_dim}), {model.objective} on "
+        f"{data.source}, {train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"
+    )
+    if not steps:
+        yield f"no checkpoint; train it: mhsh train --workdir={folder.path}"
+        return
+    yield f"checkpoints of the steps {format_list([f'{step:,}' for step in steps])}"
+    more = f"mhsh train --workdir={folder.path}" if steps[-1] < train.num_steps else f"mhsh eval {folder.path}"
+    yield f"to go on: {more}"

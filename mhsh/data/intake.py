@@ -1,0 +1,127 @@
+"""What is understood of a `data.source`, in a few lines, before anything is made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+
+from etils import epath
+
+from mhsh.data.documents import document_rule, documents, files_of
+from mhsh.data.text_documents import text_field
+from mhsh.data.text_files import first_bytes, text_lines
+from mhsh.data.wordpiece import Tokenizer, check_known, count_unknown, unknown_fraction
+from mhsh.encoding import marked_encoding, signature
+from mhsh.errors import UserError
+from mhsh.text import count, format_names
+
+HEAD_CHARACTERS, SAMPLE_CHARACTERS = 1 << 21, 1 << 25  # read for the head of a command, and for `mhsh inspect`
+_FILES_LOOKED_AT = 100
+# A document of fewer characters than this, in the middle, is a line or a title rather than a text.
+_SHORT_DOCUMENT = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The first documents of a source."""
+
+    texts: list[str]  # those that are not empty
+    empty: int
+    is_whole: bool  # there are no more
+
+    @property
+    def characters(self) -> int:
+        """Of all of them together."""
+        return sum(map(len, self.texts))
+
+
+def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) -> Iterator[str]:
+    """Lines about the files, the documents and, with a tokenizer, the unknown characters; and with
+    what to change where something looks wrong.
+
+    Args:
+      most: how many characters are read, about.
+
+    Raises:
+      UserError: nothing can be read, or most of it is unknown to the tokenizer.
+    """
+    paths = files_of(source)
+    if paths:
+        yield f"{source}: {_in_words(paths)}"
+    sample = read_sample(source, most)
+    start = "" if sample.is_whole else "the first "
+    empty = f", {count(sample.empty)} without text" if sample.empty else ""
+    middle = sorted(map(len, sample.texts))[len(sample.texts) // 2]
+    yield (
+        f"{start}{count(len(sample.texts))} documents of {count(sample.characters)} characters, {count(middle)} in the middle "
+        f"one{empty}; {document_rule(source)}"
+    )
+    if sample.is_whole and len(sample.texts) == 1:
+        yield "this is one document in all, and a part of the documents is held out for validation: is that what a document is?"
+    elif middle < _SHORT_DOCUMENT:
+        yield f"half of the documents have fewer than {_SHORT_DOCUMENT} characters: is that what a document is?"
+    if sample.texts[0].startswith("<") and ">" in sample.texts[0]:
+        yield "the first document looks like XML or HTML, whose tags would be learnt as text: take them out first"
+    elif sample.texts[0].partition("\n")[0].count("\t") > 1:
+        yield "the first document looks like a table, whose columns would be learnt as text: write one of them out first"
+    if tokenizer is not None:
+        yield _known(sample, tokenizer, source)
+
+
+def read_sample(source: str, most: int) -> Sample:
+    """The documents until they have `most` characters, but at least one."""
+    texts, empty, size = [], 0, 0
+    for text in documents(source):
+        if size >= most:
+            return Sample(texts, empty, is_whole=False)
+        size += len(text)
+        if text:
+            texts.append(text)
+        else:
+            empty += 1
+    return Sample(texts, empty, is_whole=True)
+
+
+def source_for(path: str) -> str:
+    """The `data.source` for a file or a folder, by the first bytes of its first file.
+
+    Raises:
+      UserError: there is none, or its files are no form of text.
+    """
+    where = epath.Path(path).expanduser()
+    if (where / "prepare.json").exists():
+        return f"arrayrecord:{path}"
+    if (where / "state.json").exists() or (where / "dataset_dict.json").exists():
+        return f"arrow:{path}"
+    first = files_of(f"text:{path}")[0]
+    form = signature(first_bytes(first)[1])
+    if form == "Parquet":
+        return f"parquet:{path}"
+    if form:
+        raise UserError(f"{first} is {form}, and no source reads that; name a glob of texts, such as text:{path}/**/*.txt")
+    field = text_field(next(text_lines(first), ""))
+    return f"text:{path}" if field is None else f"jsonl:{path}" if field == "text" else f"jsonl:{path}:{field}"
+
+
+def _in_words(paths: list[epath.Path]) -> str:
+    """The number of files, their forms by the first bytes, and their endings."""
+    looked_at = paths[:_FILES_LOOKED_AT]
+    forms = Counter(" in ".join([_form(inner), *reversed(layers)]) for layers, inner in map(first_bytes, looked_at))
+    endings = Counter(path.suffix or path.name for path in paths)
+    words = [name if len(forms) == 1 else f"{number} {name}" for name, number in forms.most_common()]
+    others = f" (of the first {_FILES_LOOKED_AT})" if len(paths) > _FILES_LOOKED_AT else ""
+    names = f", named {format_names([name for name, _ in endings.most_common()])}" if len(endings) > 1 else ""
+    return f"{len(paths):,} {'file' if len(paths) == 1 else 'files'}, {', '.join(words)}{others}{names}"
+
+
+def _form(head: bytes) -> str:
+    named = {"utf-8": "text in UTF-8", "utf-8-sig": "text in UTF-8 with a mark"}
+    encoding = marked_encoding(head)
+    return signature(head) or named.get(encoding, f"text in {encoding.upper()} by its mark")
+
+
+def _known(sample: Sample, tokenizer: Tokenizer, source: str) -> str:
+    counted = count_unknown(sample.texts, tokenizer.encode_batch(sample.texts), tokenizer)
+    check_known(counted, source, "take --config.data.tokenizer=bytes, which knows all, or name another vocabulary")
+    return f"{unknown_fraction(counted):.2%} of its characters are in words that the vocabulary has no pieces for"

@@ -1,0 +1,51 @@
+"""What is understood of a Hugging Face checkpoint, in a few lines, before it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from mhsh.interop.bert_config import read_bert_config
+from mhsh.interop.llama import CONFIG_FILE, LlamaConfig, is_llama
+from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
+from mhsh.interop.weights import importing
+from mhsh.storage.files import read_object
+
+
+def describe_checkpoint(folder: Path) -> Iterator[str]:
+    """Lines about the architecture, the positions, the order of the classes and the tokenizer.
+
+    Raises:
+      UserError: config.json is missing, damaged or of a model that mhsh does not import; its
+        vocabulary is damaged or of another tokenizer.
+    """
+    path = folder / CONFIG_FILE
+    if is_llama(folder):
+        with importing(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
+            llama = msgspec.convert(read_object(path), LlamaConfig)
+        yield f"{llama.model_type}: {_shape(llama.fields)}, rotary positions"
+        yield f"tokenizer: {type(read_tokenizer(folder)).__name__}"
+        return
+    bert, notes = read_bert_config(path)
+    yield f"{bert.architecture or 'a BERT without a head'}: {_shape(bert.fields)}, learned positions"
+    yield from notes
+    if bert.architecture == "BertForSequenceClassification":
+        yield f"classes, in the order of the outputs: {', '.join(bert.labels)}"
+        if all(label == f"LABEL_{number}" for number, label in enumerate(bert.labels)):
+            yield "their meaning is not in config.json: give it to mhsh import with --labels=A,B,..., in this order"
+    vocabulary = read_vocabulary(folder)
+    if vocabulary is None:
+        yield "there is no vocab.txt and no tokenizer.json: name a vocabulary at import with --config.data.vocab_path"
+        return
+    case = {True: "in lower case", False: "cased", None: "which does not say whether it lowers case"}[vocabulary.lowercase]
+    yield f"tokenizer: WordPiece of {len(vocabulary.tokens):,} tokens, {case}"
+
+
+def _shape(fields: dict[str, object]) -> str:
+    layers, heads, width = fields["num_layers"], fields["num_heads"], fields["head_dim"]
+    return (
+        f"{layers} layers x {heads} heads of {width}, D = {fields['embed_dim']}, F = {fields['mlp_dim']}, "
+        f"{fields['max_positions']} positions, {fields['vocab_size']} tokens"
+    )

@@ -1,0 +1,121 @@
+"""mhsh inspect: what it says of a source, a checkpoint and a run, and of what it cannot read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from mhsh.cli.main import main
+from mhsh.data.wordpiece import SPECIALS
+from tests.interop.small_bert import TOKENS
+
+TEXTS = [f"Document {number} is about the river that runs past the mill." for number in range(40)]
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(["inspect", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_folder_of_texts(tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(TEXTS))
+    (tmp_path / "b.md").write_bytes("\ufeffWindows\r\n".encode("utf-16"))
+    (tmp_path / "c.GZ").write_bytes(pyarrow.compress(b"packed", "gzip", asbytes=True))
+    said = inspect(capsys, tmp_path)
+    assert said.startswith(f"text:{tmp_path}: 3 files, ")
+    assert "1 text in UTF-16 by its mark" in said and "1 text in UTF-8 in gzip" in said
+    assert "42 documents of" in said and "a document is the lines up to a blank line (in place of text: with lines: a line" in said
+    assert f"--config.data.source='text:{tmp_path}'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("t.jsonl", "jsonl:{}:body"), ("t.parquet", "parquet:{}"), ("t.txt", "text:{}")],
+    ids=lambda value: value[:5],
+)
+def test_the_source_follows_from_the_first_bytes(tmp_path: Path, capsys, name: str, source: str) -> None:
+    path = tmp_path / "data"
+    if name == "t.parquet":
+        parquet.write_table(pyarrow.table({"text": TEXTS}), path)
+    else:
+        separator, form = ("\n", lambda text: json.dumps({"body": text})) if name == "t.jsonl" else ("\n\n", str)
+        path.write_text(separator.join(map(form, TEXTS)))
+    said = inspect(capsys, path)
+    assert f"--config.data.source='{source.format(path)}'" in said
+    assert "40 documents" in said
+    assert inspect(capsys, source.format(path)) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("one\ntwo", "1 documents of 7 characters, .*\nthis is one document in all"),
+        ("one\n\ntwo\n\nthree", "half of the documents have fewer than 40 characters"),
+        ("<doc>\nText that is long enough to be one of its own.</doc>\n\nb", "looks like XML or HTML"),
+        ("id\tlabel\ttext and more text so that it is long enough\n1\t0\tx\n\nb", "looks like a table"),
+    ],
+)
+def test_what_looks_wrong_is_said(tmp_path: Path, capsys, text: str, said: str) -> None:
+    (tmp_path / "t.txt").write_text(text)
+    found = inspect(capsys, tmp_path / "t.txt")
+    assert said.partition(", .*")[0] in found and said.partition("\n")[2] in found
+
+
+def test_unknown_characters(tmp_path: Path, capsys) -> None:
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("".join(f"{token}\n" for token in (*SPECIALS, *"abc", "##a", "##b", "##c")))
+    (tmp_path / "t.txt").write_text("abc cab abc cab abc cab abc cab abc cab\n\nabc abc abc abc abc ABC\n")
+    assert "6.25% of its characters are in words" in inspect(capsys, tmp_path / "t.txt", f"--vocab={vocab}")
+    assert "0.00% of its characters are in words" in inspect(capsys, tmp_path / "t.txt", f"--vocab={vocab}", "--lowercase")
+    (tmp_path / "t.txt").write_text("日本語 " * 40)
+    assert main(["inspect", str(tmp_path / "t.txt"), f"--vocab={vocab}"]) == 2
+    assert "100% of the characters" in capsys.readouterr().err
+
+
+def test_a_checkpoint(tmp_path: Path, capsys) -> None:
+    config = dict(
+        architectures=["BertForSequenceClassification"], model_type="bert", vocab_size=len(TOKENS), hidden_size=16,
+        num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=64, type_vocab_size=2, hidden_act="gelu",
+        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = inspect(capsys, tmp_path)
+    assert "BertForSequenceClassification: 2 layers x 4 heads of 4, D = 16, F = 32, 64 positions" in said
+    assert "classes, in the order of the outputs: LABEL_0, LABEL_1\ntheir meaning is not in config.json: " in said
+    assert "--labels=A,B,..." in said and "there is no vocab.txt" in said
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "no", "1": "yes"}}))
+    said = inspect(capsys, tmp_path)
+    assert "outputs: no, yes\ntokenizer: WordPiece of" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "there is no "),
+        (b"%PDF-1.7\n%\xe2\xe3", "is a PDF, and no source reads that"),
+        (b"caf\xe9 au lait, a l'ecole", "line 1 is not UTF-8: .*; it looks like Latin-1"),
+        (b"", "holds no text"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, capsys, content: bytes | None, complaint: str) -> None:
+    if content is not None:
+        (tmp_path / "t").write_bytes(content)
+    assert main(["inspect", str(tmp_path / "t")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and all(part in error for part in complaint.split(".*"))
+
+
+def test_the_same_lines_are_at_the_head_of_prepare(tmp_path: Path, capsys) -> None:
+    (tmp_path / "t.txt").write_text("\n\n".join(TEXTS))
+    source = f"lines:{tmp_path}/t.txt"
+    head = inspect(capsys, source).split("to train on it")[0]
+    flags = ["--config=bert:2l8h", f"--config.data.source={source}", "--config.data.validation_fraction=0.2", "--workers=1"]
+    assert (
+        main(["prepare", *flags, "--config.model.vocab_size=300", "--config.data.sequence_length=32", f"--out={tmp_path}/out"]) == 0
+    )
+    assert capsys.readouterr().out.startswith(head)
