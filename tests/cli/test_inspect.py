@@ -79,8 +79,8 @@ def test_unknown_characters(tmp_path: Path, capsys) -> None:
 def test_a_checkpoint(tmp_path: Path, capsys) -> None:
     config = dict(
         architectures=["BertForSequenceClassification"], model_type="bert", vocab_size=len(TOKENS), hidden_size=16,
-        num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=64, type_vocab_size=2, hidden_act="gelu",
-        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12,
+        num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=64, type_vocab_size=2,
+        hidden_act="gelu", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12,
     )  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = inspect(capsys, tmp_path)

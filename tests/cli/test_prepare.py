@@ -64,13 +64,14 @@ def test_it_says_what_it_did_and_never_loads_jax(tmp_path):
 def test_it_prepares_documents_too(tmp_path):
     source = write_documents(tmp_path, "t", [f"Document {number} has a sentence.\nIt has another." for number in range(60)])
     out = tmp_path / "out"
-    lines = ran(pretraining_config(source=source, vocab_size=100), out, workers=2, per_shard=None)
+    files, documents, *lines = ran(pretraining_config(source=source, vocab_size=100), out, workers=2, per_shard=None)
+    assert files == f"{source}: 1 file, text in UTF-8" and documents.startswith("60 documents of ")
     assert lines[:2] == [f"reading {source}", "learning a wordpiece vocabulary"]
     assert re.fullmatch(r"encoding 2 chunks with \d+ tokens", lines[2])
     assert lines[3] == "source: read 60, empty 0, duplicates 0"
     number = r"\d{1,3}(,\d{3})*"
     counts = rf"sentences {number}, cut sentences {number}, rows {number}, tokens {number}, dropped tokens 0"
-    shares = r"padding fraction 0\.\d{4}, unknown fraction 0\.0000, used vocabulary [01]\.\d{4}"
+    shares = r"padding fraction 0\.\d{4}, unknown fraction 0\.0000, unknown character fraction 0\.0000, used vocabulary [01]\.\d{4}"
     for line, split in zip(lines[4:6], ("train", "validation"), strict=True):
         assert re.fullmatch(rf"{split}: documents \d+, empty documents 0, {counts}, {shares}", line)
     assert lines[6].endswith(f"train from it with --config.data.source=arrayrecord:{out}")
