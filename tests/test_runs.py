@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhsh.storage.outcome import plateau_due
 from mhsh.storage.run_folder import RunFolder
 from tests import clusters
 from tests.conftest import ROOT
@@ -57,6 +58,8 @@ def test_a_run_that_is_stopped_twice_and_then_killed_goes_on_bit_for_bit(unbroke
         assert "state saved" in out and stopped.returncode == status, err
         saved = RunFolder(workdir).newest_checkpoint()
         assert f"run: stopped after step {saved} of 36, in " in out and f"run: checkpoint {workdir}/checkpoints/{saved}\n" in out
+        # A run that has just begun is on the plateau too: nothing is said of it.
+        assert ("to try in another" in out) == (saved >= plateau_due(RunFolder(workdir).read_config()))
         assert RunFolder(workdir).read_run()["status"] == "stopped"
         assert rows_without_timings(workdir)[-1]["step"] < 36
     killed = start(*arguments)

@@ -56,4 +56,4 @@ def test_without_evaluations_the_training_loss_tells(make_config: MakeConfig, lo
 
 def test_a_spike_is_one_remark(make_config: MakeConfig) -> None:
     config = make_config("quickstart", "24l1h_admin", **{"train.log_interval": 1})
-    assert remarks(config, train=SPIKING) == ["step 11  the training loss spikes from 3.180 to 8.260"]
+    assert remarks(config, train=SPIKING) == ["step 11: the training loss spikes from 3.180 to 8.260"]
