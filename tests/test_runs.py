@@ -59,7 +59,7 @@ def test_a_run_that_is_stopped_twice_and_then_killed_goes_on_bit_for_bit(unbroke
         saved = RunFolder(workdir).newest_checkpoint()
         assert f"run: stopped after step {saved} of 36, in " in out and f"run: checkpoint {workdir}/checkpoints/{saved}\n" in out
         # A run that has just begun is on the plateau too: nothing is said of it.
-        assert ("to try in another" in out) == (saved >= plateau_due(RunFolder(workdir).read_config()))
+        assert ("on the unigram plateau" in out) == (saved >= plateau_due(RunFolder(workdir).read_config()))
         assert RunFolder(workdir).read_run()["status"] == "stopped"
         assert rows_without_timings(workdir)[-1]["step"] < 36
     killed = start(*arguments)
