@@ -18,6 +18,16 @@ class UserError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class Unavailable(Exception):
+    """Storage does not answer, which may pass: a line, as that of a UserError. `mhsh` exits with
+    status 75, after which launchers start the same command again. No UserError, so that nobody who
+    expects one, of a bad or a missing file, takes it for an answer.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """A hint where `name` is none of the `known` names: the nearest one, or all."""
     known = list(known)

@@ -100,6 +100,8 @@ def cut_back(run: Path, to: Path, step: int = 24) -> Path:
     for path in (to / "checkpoints").iterdir():
         if int(path.name) > step:
             shutil.rmtree(path)
+    folder = RunFolder(to)
+    folder.write_run(folder.read_run() | {"checkpoint": step, "status": "running"})
     return to
 
 

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from pyarrow import parquet
 
 from mhsh.data.load import load_corpus
-from mhsh.storage.files import check_bucket, read_object, write_atomically
+from mhsh.storage.bucket import check_bucket
+from mhsh.storage.files import read_object, write_atomically
 from mhsh.storage.run_folder import RunFolder
 from tests.buckets import bucket_variables
 from tests.clusters import finish, start

@@ -73,6 +73,8 @@ def test_a_run_of_the_first_schema_is_compared_restored_exported_and_resumed_by_
     (first / "config.json").write_text(json.dumps(config))
     stopped = shutil.copytree(first, tmp_path / "stopped")
     shutil.rmtree(stopped / "checkpoints" / "6")
+    record = json.loads((stopped / "run.json").read_text())
+    (stopped / "run.json").write_text(json.dumps(record | {"status": "running"}))
     done = commands(
         later,
         f"eval {first}",
@@ -84,8 +86,7 @@ def test_a_run_of_the_first_schema_is_compared_restored_exported_and_resumed_by_
     said = [line for line in done.stderr.splitlines() if line.startswith("mhsh: ")]
     assert len(said) == 1 and re.match(r"mhsh: .*config.json is of schema 1, before .*model.cap = 0.0", said[0])
     assert "resuming from the checkpoint of step 3" in done.stdout and (tmp_path / "exported" / "model.safetensors").exists()
-    record = RunFolder(stopped).path / "run.json"
-    assert json.loads(record.read_text())["schema"] == NEXT
+    assert json.loads((stopped / "run.json").read_text())["schema"] == NEXT
     rows = [RunFolder(folder).read_metrics().series("train", "step", "loss") for folder in (first, stopped)]
     assert rows[0][0] == rows[1][0] and rows[0][1] == pytest.approx(rows[1][1], abs=1e-4)
     ledger = json.loads((tmp_path / "report.json").read_text())

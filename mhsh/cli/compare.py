@@ -12,7 +12,9 @@ from cyclopts import Parameter
 
 from mhsh.errors import UserError
 from mhsh.report.files import prepare_files
-from mhsh.storage.files import absolute, check_suffix, check_writable, is_remote
+from mhsh.storage.bucket import is_remote
+from mhsh.storage.files import absolute, check_suffix, check_writable
+from mhsh.storage.questions import exists, is_dir
 
 if TYPE_CHECKING:
     from mhsh.report.report import Report
@@ -139,7 +141,7 @@ def make_report(question: Question) -> Report:
 def _is_bench(path: str) -> bool:
     """Whether it is a file, and so no run: a file of `mhsh bench`."""
     place = absolute(path)
-    return not is_remote(place) and place.exists() and not place.is_dir()
+    return not is_remote(place) and exists(place) and not is_dir(place)
 
 
 def _make_run_report(question: Question) -> Report:
@@ -167,7 +169,7 @@ def _watch(question: Question, port: int) -> int:
     folders = [path for path in question.paths if not _is_bench(path)]
     watched = Watched(folders, lambda: make_report(question))
     try:
-        if not any(absolute(path).is_dir() for path in folders):
+        if not any(is_dir(absolute(path)) for path in folders):
             raise UserError(f"nothing to watch: none of {', '.join(question.paths)} is a folder; start a run first")
         watched.newest()  # what cannot be read or compared is said here, not to a browser
     except OSError as error:

@@ -36,6 +36,7 @@ from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 from mhsh.storage.files import check_new_folder, new_folder
+from mhsh.storage.questions import is_dir
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
@@ -77,7 +78,7 @@ def run(
     """
     check_new_folder(out)
     asked = _asked(config, task)
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    folder = Path(source) if is_dir(source) else Path(source).parent
     if is_llama(folder):
         if fresh_heads:
             raise UserError(f"--fresh-heads takes the body of a BERT; {folder} is a language model, which is imported whole")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from mhsh import __version__
 from mhsh.cli import early_stop
 from mhsh.encoding import checked
-from mhsh.errors import UserError, nearest
+from mhsh.errors import Unavailable, UserError, nearest
 
 USAGE_ERROR = 2
 
@@ -71,9 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
-    except UserError as error:
+    except (UserError, Unavailable) as error:
         # A library may make another error of an interrupt.
-        return early_stop.status() or _fail(str(error))
+        status = early_stop.status() or _fail(str(error))
+        return os.EX_TEMPFAIL if status == USAGE_ERROR and isinstance(error, Unavailable) else status
     except (BrokenPipeError, SystemExit) as error:
         # rich makes a SystemExit of it.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):

@@ -16,7 +16,8 @@ from mhsh.data.pool import run_chunks, run_chunks_on_beam
 from mhsh.data.prepare import describe, prepare
 from mhsh.data.tables import format_unknown
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded, is_remote
+from mhsh.storage.bucket import is_remote
+from mhsh.storage.files import expanded
 
 _SECONDS_BETWEEN_LINES = 5
 

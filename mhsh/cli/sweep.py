@@ -21,6 +21,7 @@ from mhsh.cli.parser import Changed, ChangedFlag, Count
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
+from mhsh.storage.questions import exists
 from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, families, fields_of, parents, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
@@ -193,7 +194,7 @@ def _with_values(axes: Sequence[Axis], over: str | None, values: Sequence[float]
 
 def _with_values_of(folder: SweepFolder, axes: Sequence[Axis], over: str | None) -> tuple[Axis, ...]:
     """The axes with the values of `over` that an earlier refinement has added."""
-    if not (folder.path / "plan.json").exists():
+    if not exists(folder.path / "plan.json"):
         return tuple(axes)
     values = [value for axis in folder.read_plan().axes if axis.path == field_of(over or "") for value in axis.values]
     return _with_values(axes, over, [value for value in values if isinstance(value, int | float)])

@@ -16,6 +16,7 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
+from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import RunFolder
 
 _INPUT = {  # of mhsh predict, by model.objective
@@ -37,6 +38,7 @@ def run(
     workdir: str,
     verbose: Annotated[bool, Parameter(alias="-v")] = False,
     accept_gap: bool = False,
+    fresh: bool = False,
     distributed: bool = False,
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -50,7 +52,9 @@ def run(
     Args:
       workdir: the run folder
       verbose: also print which remat policy was chosen, and why
-      accept_gap: go on where rows of metrics.jsonl are lost; the report shows the gap
+      accept_gap: go on where rows of metrics.jsonl are lost, which the report shows, or newer
+        checkpoints
+      fresh: begin a run again whose checkpoints are gone; its rows are moved aside
       distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm); one command on each
       coordinator: HOST:PORT where process 0 listens, together with the next two
       num_processes: how many processes the run has
@@ -77,7 +81,7 @@ def run(
         is_first = jax.process_index() == 0  # of a run of several processes only the first one prints
         if is_first and distributed:
             print(line, flush=True)
-        stopped_by = train(config, workdir, verbose, accept_gap)
+        stopped_by = train(config, workdir, verbose, accept_gap, fresh)
     if stopped_by is not None:
         return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:
@@ -110,7 +114,7 @@ def first_line(config: Config, folder: RunFolder) -> str:
 
 def _config_in(workdir: str) -> Config:
     folder = RunFolder(workdir)
-    if not (folder.path / "config.json").exists():
+    if not exists(folder.path / "config.json"):
         raise UserError(
             f"mhsh train needs --config={CONFIG}, such as --config=bert:3l4h, or a --workdir with a config.json; {LIST}"
         )

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 # Goes up by one with every change that adds, renames or removes a field or one of its values.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
@@ -389,6 +389,14 @@ class TrainConfig(Section, frozen=True):
             "at least 300"
         ),
     ] = 0
+    storage_minutes: Annotated[
+        Positive,
+        bookkeeping(
+            "storage that does not answer ends the process with status 75 after so long; until then training goes on",
+            since=3,
+            before=10.0,
+        ),
+    ] = 10.0
 
 
 class MeshConfig(Section, frozen=True):

@@ -14,6 +14,7 @@ from etils import epath
 from mhsh.data.text_files import matching_files, with_field
 from mhsh.errors import UserError
 from mhsh.storage.files import opened, read_object
+from mhsh.storage.questions import exists
 
 # Rows and bytes that are in memory at a time. A row group may be as large as its file.
 _ROWS_PER_READ = 256
@@ -31,10 +32,10 @@ def read_arrow(argument: str) -> Iterator[str]:
     """The texts of DIR[:COLUMN], a folder of `save_to_disk` with the rows of one split."""
     folder, column = with_field("arrow", argument, "COLUMN")
     path = epath.Path(folder).expanduser()
-    if (path / "dataset_dict.json").exists():
+    if exists(path / "dataset_dict.json"):
         splits = read_object(path / "dataset_dict.json").get("splits") or ["train"]
         raise UserError(f"{folder} holds the splits {', '.join(map(str, splits))}; name one of them: arrow:{folder}/{splits[0]}")
-    if not (path / "state.json").exists():
+    if not exists(path / "state.json"):
         raise UserError(f"{folder} has no state.json: it is no folder of save_to_disk; name one, or use parquet:, jsonl: or text:")
     state = read_object(path / "state.json")
     if state.get("_indices_files"):

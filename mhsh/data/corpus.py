@@ -24,6 +24,7 @@ from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Ta
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded
+from mhsh.storage.questions import exists
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
 Log = Callable[[str], None]  # takes a line about the progress
@@ -270,7 +271,7 @@ class StreamedTask(Task[TokenizerT]):
         """Also opens the examples that `mhsh prepare` has made, with the vocabulary that they
         have.
         """
-        if saved_vocab is not None and not epath.Path(saved_vocab).exists():
+        if saved_vocab is not None and not exists(saved_vocab):
             raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
         kind, _, folder = self.data.source.partition(":")
         if kind == "arrayrecord" and folder:

@@ -26,7 +26,9 @@ from etils import epath
 from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_sha256, read_index, shards_of, write_json
 from mhsh.data.tables import SPLITS
 from mhsh.errors import UserError
-from mhsh.storage.files import bucket_objects, cache_folder, clear_half_files, is_remote, locked, opened, read_object, replacing
+from mhsh.storage.bucket import bucket_objects, is_remote
+from mhsh.storage.files import cache_folder, clear_half_files, locked, opened, read_object, replacing
+from mhsh.storage.questions import entries, exists, is_file
 from mhsh.text import quantity
 
 _THREADS = 8
@@ -66,7 +68,7 @@ def local_copy(folder: epath.Path) -> Path:
     try:
         copy.mkdir(parents=True, exist_ok=True)
         with locked(copy, wait=True):
-            sizes = {path.name: path.stat().st_size for path in copy.iterdir()}
+            sizes = {path.name: path.stat().st_size for path in entries(copy)}
             missing = [shard for shard in shards if sizes.get(shard.name) != shard.size]
             if missing:
                 clear_half_files(copy)
@@ -77,7 +79,7 @@ def local_copy(folder: epath.Path) -> Path:
                 _in_threads(functools.partial(_copy_shard, folder, copy), missing)
                 with _compared(copy) as known:
                     known.update(_states(copy, missing))
-            if not (copy / INDEX_FILE).exists():
+            if not exists(copy / INDEX_FILE):
                 write_json(copy / INDEX_FILE, index)
     except OSError as error:
         remedy = "check the bucket" if is_remote(error.filename or "") else "set MHSH_CACHE to a folder on a local disk with room"
@@ -145,7 +147,7 @@ def upload(folder: Path, out: epath.Path) -> None:
     try:
         with bucket_objects(out) as objects:
             put = functools.partial(_upload_file, objects, folder, out)
-            _in_threads(put, [path for path in folder.rglob("*") if path.is_file() and path not in last])
+            _in_threads(put, [path for path in folder.rglob("*") if is_file(path) and path not in last])
             for path in last:
                 put(path)
     except OSError as error:
@@ -190,7 +192,7 @@ def _compared(folder: Path) -> Iterator[dict[str, Any]]:
         return
     path = kept / "shards.json"
     with locked(kept, wait=True):
-        before = read_object(path) if path.exists() else {}
+        before = read_object(path) if exists(path) else {}
         known = dict(before)
         yield known
         if known != before:

@@ -45,8 +45,10 @@ from mhsh.data.shards import (
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
+from mhsh.storage.bucket import is_remote
 from mhsh.storage.bucket_lock import bucket_lock
-from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, is_remote, locked, read_object
+from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, locked, read_object
+from mhsh.storage.questions import exists
 
 _JOB_FILE = "prepare.json"
 _STAGING, _STAGED_FILE = "staging", "staged.json"
@@ -98,7 +100,7 @@ def _prepare_folder(
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with _claimed(out, job):
-        if all((out / split / INDEX_FILE).exists() for split in SPLITS):
+        if all(exists(out / split / INDEX_FILE) for split in SPLITS):
             _check_finished(out, task, log)
         else:
             staged = _stage(out, task, per_shard, log)
@@ -292,7 +294,7 @@ class _TrainingTexts:
 
 def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
     path = out / task.vocab_file
-    if not path.exists():
+    if not exists(path):
         task.new_tokenizer(_TrainingTexts(out / _STAGING, staged.chunks), log).save(path)
     return task.read_tokenizer(path)
 

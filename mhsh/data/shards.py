@@ -27,6 +27,7 @@ from jaxtyping import Int64
 from mhsh.data.tables import Examples, Table, num_examples
 from mhsh.errors import UserError
 from mhsh.storage.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
+from mhsh.storage.questions import exists
 
 INDEX_FILE = "index.json"
 _FORMAT = 2
@@ -104,7 +105,7 @@ def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str
         return None
     shard = msgspec.convert(content["shard"], Shard)
     path = folder / shard.name
-    return (shard, content["note"]) if path.exists() and _sha256_of(path) == shard.sha256 else None
+    return (shard, content["note"]) if exists(path) and _sha256_of(path) == shard.sha256 else None
 
 
 def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) -> str:

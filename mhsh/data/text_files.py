@@ -21,7 +21,9 @@ from etils import epath
 
 from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_line, marked_encoding
 from mhsh.errors import UserError
-from mhsh.storage.files import bucket_objects, is_remote, opened
+from mhsh.storage.bucket import bucket_objects, is_remote
+from mhsh.storage.files import opened
+from mhsh.storage.questions import is_file
 
 _MOST_LAYERS = 3  # compressed files in one another
 _BUFFER_BYTES = 1 << 16
@@ -65,7 +67,7 @@ def _matches(pattern: str) -> list[epath.Path]:
     if not is_remote(pattern):
         # Path.glob would refuse absolute patterns.
         matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
-        return [epath.Path(path) for path in matches if Path(path).is_file()]
+        return [epath.Path(path) for path in matches if is_file(path)]
     try:
         with bucket_objects(pattern) as objects:
             found = objects.glob(pattern, detail=True)

@@ -15,6 +15,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.interop.weights import importing
 from mhsh.storage.files import read_object
+from mhsh.storage.questions import exists
 
 # The objective that each trains; a BertModel has no head.
 ARCHITECTURES = {
@@ -113,7 +114,7 @@ def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
       UserError: it cannot be read, lacks a field or has one of another type, or is of a model that
         mhsh has not.
     """
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"there is no {path}; without it the weights mean nothing: fetch it into the folder of the weights")
     content = read_object(path)
     with importing(path, "mhsh imports BERT encoders alone, with the config.json that they were saved with"):

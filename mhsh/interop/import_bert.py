@@ -25,6 +25,7 @@ from mhsh.interop.bert_tensors import (
 )
 from mhsh.interop.tensors import Imported, Tensors, check_tensors, read_params
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights
+from mhsh.storage.questions import is_dir
 
 
 def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Imported:
@@ -43,7 +44,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
         belongs nowhere.
     """
     files = open_weights(source)
-    config, notes = read_bert_config((source if source.is_dir() else source.parent) / CONFIG_FILE)
+    config, notes = read_bert_config((source if is_dir(source) else source.parent) / CONFIG_FILE)
     tensors = Tensors(canonical_names(files), files)
     with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
         heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)

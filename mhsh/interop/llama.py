@@ -20,6 +20,7 @@ from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_ten
 from mhsh.interop.vocabulary import write_tokenizer
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
 from mhsh.storage.files import read_object
+from mhsh.storage.questions import exists, is_dir
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # by model_type
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}  # by transformers' names
@@ -93,7 +94,7 @@ class LlamaConfig(Struct, kw_only=True):
 def is_llama(folder: Path) -> bool:
     """Whether the config.json in `folder` is one of these models'."""
     path = folder / CONFIG_FILE
-    return path.exists() and read_object(path).get("model_type") in ARCHITECTURES
+    return exists(path) and read_object(path).get("model_type") in ARCHITECTURES
 
 
 def import_llama(source: Path, base: ModelConfig) -> Imported:
@@ -108,7 +109,7 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
         disagree; a tensor is missing or belongs nowhere; the objective of `base` is not clm.
     """
     files = open_weights(source)
-    path = (source if source.is_dir() else source.parent) / CONFIG_FILE
+    path = (source if is_dir(source) else source.parent) / CONFIG_FILE
     with importing(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
         config = msgspec.convert(read_object(path), LlamaConfig)
     tensors = Tensors({name: name for name in files}, files)

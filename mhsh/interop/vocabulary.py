@@ -17,6 +17,7 @@ from mhsh.data.wordpiece import PAD, SEP, SPECIALS, UNK, ByteTokenizer, Tokenize
 from mhsh.errors import UserError
 from mhsh.interop.weights import importing
 from mhsh.storage.files import read_object
+from mhsh.storage.questions import exists
 
 TOKENIZER_CONFIG_FILE, VOCAB_FILE, TOKENIZER_FILE = "tokenizer_config.json", "vocab.txt", "tokenizer.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
@@ -51,12 +52,12 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     """
     with importing(folder, "mhsh has the tokenizer of BERT alone: correct the file that is wrong"):
         settings = _Settings()
-        if (folder / TOKENIZER_CONFIG_FILE).exists():
+        if exists(folder / TOKENIZER_CONFIG_FILE):
             settings = msgspec.convert(read_object(folder / TOKENIZER_CONFIG_FILE), _Settings)
         said = [Vocabulary((), settings.do_lower_case)]
-        if (folder / VOCAB_FILE).exists():
+        if exists(folder / VOCAB_FILE):
             said.append(Vocabulary(load_wordpiece(folder / VOCAB_FILE, lowercase=True).vocab, None))
-        if (folder / TOKENIZER_FILE).exists():  # says all; transformers 5 gives most of them one class
+        if exists(folder / TOKENIZER_FILE):  # says all; transformers 5 gives most of them one class
             said.append(_of_tokenizer(folder / TOKENIZER_FILE))
         elif settings.tokenizer_class not in _BERTS:
             raise ValueError(
@@ -73,7 +74,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         tokens, lowercase = next(iter(vocabularies)), next(iter(cases), None)
         if settings.tokenize_chinese_chars is False or settings.strip_accents not in (None, lowercase):
             raise ValueError(f"{TOKENIZER_CONFIG_FILE} has tokenize_chinese_chars or strip_accents other than BERT's")
-        added = read_object(folder / ADDED_TOKENS_FILE) if (folder / ADDED_TOKENS_FILE).exists() else {}
+        added = read_object(folder / ADDED_TOKENS_FILE) if exists(folder / ADDED_TOKENS_FILE) else {}
         if new := sorted(set(added) - set(tokens)):
             raise ValueError(f"{ADDED_TOKENS_FILE} adds the token {new[0]!r:.40}, which WordPiece cannot make")
     return Vocabulary(tokens, lowercase)
@@ -137,7 +138,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
       UserError: the file is missing or damaged, or is another tokenizer than those that mhsh has.
     """
     path, byte_tokenizer = folder / TOKENIZER_FILE, ByteTokenizer()
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"there is no {path}; without it the weights mean nothing: put the one that they were trained with there")
     parts, own = read_object(path), json.loads(byte_tokenizer.as_library().to_str())
     if all(parts.get(part) == own[part] for part in ("model", "normalizer", "pre_tokenizer")):

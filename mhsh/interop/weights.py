@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from mhsh.errors import UserError
 from mhsh.storage.files import read_object
+from mhsh.storage.questions import exists, is_dir
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -99,18 +100,18 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
     Raises:
       UserError: there are none, or a file or the index is no safetensors, or damaged.
     """
-    if not source.exists():
+    if not exists(source):
         raise UserError(
             f"there is no {source}; mhsh downloads nothing: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}"
         )
-    if source.is_dir() and not (source / WEIGHTS_FILE).exists():
-        if (source / INDEX_FILE).exists():
+    if is_dir(source) and not exists(source / WEIGHTS_FILE):
+        if exists(source / INDEX_FILE):
             return _sharded(source / INDEX_FILE)
         raise UserError(
             f"{source} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; mhsh opens no pickle, as that runs the code in it: where you "
             "trust one, load it with transformers and write it again with save_pretrained"
         )
-    file = SafetensorsFile(source / WEIGHTS_FILE if source.is_dir() else source)
+    file = SafetensorsFile(source / WEIGHTS_FILE if is_dir(source) else source)
     return dict.fromkeys(file.shapes, file)
 
 

@@ -20,6 +20,7 @@ from mhsh.report.html import to_html
 from mhsh.report.markdown import report_to_markdown
 from mhsh.report.report import MARK, Curves, Report, Table
 from mhsh.storage.files import write_atomically
+from mhsh.storage.questions import is_file
 
 _START = 4096  # bytes searched for the mark
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -72,7 +73,7 @@ def check_replaceable(path: Path, mark: str) -> None:
     """
     if not os.path.lexists(path):
         return
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"{path} exists and is not a file; choose another --out")
     try:
         with open(path, "rb") as file:

@@ -16,10 +16,11 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
 from mhsh.report.html import live_content, to_html
 from mhsh.report.report import Report
 from mhsh.storage.files import absolute
+from mhsh.storage.questions import entries, is_dir
 from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
@@ -81,10 +82,10 @@ class Watched:
 
 def _signature(folder: epath.Path) -> _Files:
     """Name, size and time of every file in a folder; empty if there is no folder (yet)."""
-    if not folder.is_dir():
+    if not is_dir(folder):
         return ()
     found = []
-    for path in folder.iterdir():
+    for path in entries(folder):
         try:
             status = path.stat()
         except FileNotFoundError:  # renamed since it was listed
@@ -138,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._tell(HTTPStatus.NOT_FOUND, "there is nothing but / here")
         try:
             snapshot = server.watched.newest()
-        except (UserError, OSError) as error:
+        except (UserError, Unavailable, OSError) as error:
             return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         if self.path == "/":
             return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page)

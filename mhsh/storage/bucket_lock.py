@@ -19,7 +19,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
+from mhsh.storage.bucket import is_transient
+from mhsh.storage.outage import LOGIN
 
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 45.0
@@ -47,7 +49,10 @@ def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], N
         lock = _Lock(path, holder)
         lock.acquire(waiting)
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        raise UserError(f"cannot lock {path}: {str(error).splitlines()[0]}; check the bucket, the login and the network") from error
+        said = f"cannot lock {path}: {str(error).splitlines()[0]}"
+        if is_transient(error):
+            raise Unavailable(f"{said}; check the bucket, and run the same command again") from error
+        raise UserError(f"{said}; check the bucket, and {LOGIN}") from error
     released = threading.Event()
     thread = threading.Thread(target=lock.refresh_until, args=(released,), name="bucket lock", daemon=True)
     thread.start()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
-import gzip
-import importlib.util
 import io
 import json
-import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -25,8 +22,11 @@ from typing import IO, Any
 from etils import epath
 
 from mhsh.encoding import decoded
-from mhsh.errors import UserError, install_command
+from mhsh.errors import UserError
+from mhsh.storage.bucket import bucket_objects, check_bucket, is_remote
+from mhsh.storage.outage import retried
 
+_LARGEST_OBJECT = 1 << 28  # bytes of a JSON file
 _SECONDS_TO_REMOVE, _TIMES_GONE = 1.0, 3
 _unfinished: set[Path] = set()  # folders and files that this process has begun and not finished
 
@@ -41,77 +41,6 @@ def remove_unfinished() -> None:
                 path.unlink(missing_ok=True)
 
 
-def is_remote(path: epath.PathLike) -> bool:
-    """Whether a path is in a bucket."""
-    return "://" in str(path)
-
-
-def check_bucket(path: epath.PathLike) -> None:
-    """Raises UserError where `path` is in a bucket that cannot be reached: the client itself would
-    retry for minutes.
-    """
-    if not is_remote(path):
-        return
-    if not str(path).startswith("gs://"):
-        raise UserError(f"cannot use {path}: runs and data are in local folders and in gs:// buckets; choose another")
-    if not str(path).removeprefix("gs://").partition("/")[0]:
-        raise UserError(f"{path} names no bucket; write gs://BUCKET/NAME")
-    if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"cannot use {path}: gcsfs is not installed; {install_command('gcs')}")
-    # They log what they raise, and repeat it for every file of a bucket whose kind is secret.
-    for name in ("gcsfs", "google.auth._default"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    from fsspec.config import conf
-
-    # Its cache of listings hides what other processes write: Orbax would wait for that for ever.
-    conf.setdefault("gs", {})["use_listings_cache"] = False
-    problem = _no_answer(os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
-    if problem:
-        raise UserError(f"cannot reach {path}: {problem}; check the network, or use a local folder")
-
-
-@functools.cache
-def _no_answer(server: str) -> str:
-    """Why the server does not answer; empty for any answer."""
-    # Imported here because it is slow, and most runs are local.
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(server, timeout=4):  # seconds, for every address of the server
-            return ""
-    except urllib.error.HTTPError:
-        return ""
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        return f"{server} does not answer ({getattr(reason, 'strerror', None) or reason})"
-
-
-@contextlib.contextmanager
-def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
-    """The bucket that `path` is in, as a file system of fsspec, for use inside the `with`.
-
-    Raises:
-      OSError: the client failed, also inside the `with`; it has `strerror` and the path as given.
-      UserError: the bucket cannot be reached.
-    """
-    check_bucket(path)
-    import fsspec
-    from aiohttp import ClientError
-    from gcsfs.retry import HttpError
-    from google.auth.exceptions import GoogleAuthError
-
-    try:
-        yield fsspec.filesystem("gs")
-    except FileNotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, "no such object or bucket", str(path)) from error
-    except (OSError, HttpError, ClientError, GoogleAuthError) as error:
-        if isinstance(error, gzip.BadGzipFile) or (isinstance(error, OSError) and error.errno is not None):
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise OSError(errno.EIO, reason, str(path)) from error
-
-
 @contextlib.contextmanager
 def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
     """A file, local or in a bucket, to be read as a stream of bytes inside the `with`.
@@ -121,13 +50,30 @@ def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
       UserError: the bucket cannot be reached.
     """
     if not is_remote(path):
-        with open(path, "rb") as file:
+        with _regular(path) as file:
             yield file
         return
     with bucket_objects(path) as objects, objects.open(str(path), "rb") as file:
         if file.details.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         yield io.BufferedReader(file, 1 << 20)
+
+
+def _regular(path: epath.PathLike) -> IO[bytes]:
+    """A regular file, opened for reading. Raises OSError for all else: a pipe may never begin, and
+    a device never end.
+    """
+    # Without O_NONBLOCK opening a pipe would wait for who writes.
+    descriptor = retried(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def cache_folder() -> Path:
@@ -332,7 +278,12 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
             with bucket_objects(path) as objects:
                 content = objects.cat_file(str(path))
         else:
-            content = Path(path).read_bytes()
+            with _regular(path) as file:
+                content = file.read(_LARGEST_OBJECT + 1)
+        if len(content) > _LARGEST_OBJECT:
+            raise UserError(
+                f"{path} has more than {_LARGEST_OBJECT >> 20} MB, and no file of mhsh is as large; fetch or write it again"
+            )
     except FileNotFoundError as error:
         raise MissingFile(f"there is no {path}") from error
     except OSError as error:

@@ -7,11 +7,9 @@ Nothing here imports jax: reports read run folders on machines without it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import json
-import math
 import os
 import socket
 import time
@@ -19,29 +17,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from etils import epath
 
 from mhsh.config.fields import differences, format_differences
 from mhsh.config.recorded import WRITER, check_version, from_record, to_record
 from mhsh.config.schema import Config, TranslationDataConfig
 from mhsh.encoding import checked
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
+from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.bucket_lock import bucket_lock
 from mhsh.storage.files import (
     MissingFile,
-    check_bucket,
     clear_half_files,
     is_half_file,
-    is_remote,
     locked,
     make_durable,
-    opened,
     read_object,
-    replacing,
     unlocked_mount,
     write_atomically,
 )
+from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
+from mhsh.storage.rows import CutRows, Metrics, append_rows, cut_rows, read_rows
 
 METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
@@ -50,22 +46,6 @@ PROFILE_FOLDER = "profile"
 HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
-_DECODER = msgspec.json.Decoder()  # three times as fast as json
-
-
-@dataclasses.dataclass(frozen=True)
-class Metrics:
-    """The rows of a metrics.jsonl up to its first damaged line, and what is wrong with the file, or
-    None.
-    """
-
-    rows: list[dict[str, Any]]
-    problem: str | None
-
-    def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
-        """x and y of the rows of `split` (train or validation) that have both; null becomes nan."""
-        rows = [row for row in self.rows if row["split"] == split and x in row and y in row]
-        return [_number(row[x]) for row in rows], [_number(row[y]) for row in rows]
 
 
 class Counters(NamedTuple):
@@ -75,14 +55,6 @@ class Counters(NamedTuple):
     flops: int = 0
     seconds: float = 0.0  # of training, without evaluation and saving
     rows: int = 0  # of metrics.jsonl
-
-
-class CutRows(NamedTuple):
-    """The rows that `RunFolder.cut_metrics` kept and those that are missing."""
-
-    kept: int
-    lost: int  # of those up to the step; 0 unless a gap is accepted
-    dropped_seconds: float  # of training, after the step
 
 
 class RunFolder:
@@ -115,7 +87,7 @@ class RunFolder:
             if begun_with == config:
                 return folder
             _check_extension(begun_with, config, path)
-        elif not folder._config_path.exists() and folder._holds_something_else():
+        elif not exists(folder._config_path) and folder._holds_something_else():
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
         with folder.held():
             write_atomically(folder._config_path, _dump(to_record(config)))
@@ -123,7 +95,7 @@ class RunFolder:
 
     def _holds_something_else(self) -> bool:
         """Whether there are files other than those that a killed start of a run leaves."""
-        return self.path.exists() and any(path.name != HOLDER_FILE and not is_half_file(path.name) for path in self.path.iterdir())
+        return any(name != HOLDER_FILE and not is_half_file(name) for name in names_in(self.path))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[str]:
@@ -190,6 +162,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def damaged_path(self) -> epath.Path:
+        """Where checkpoints are set aside: STEP, or STEP.NUMBER from the second time on."""
+        return self.path / "damaged_checkpoints"
+
+    @property
     def tensorboard_path(self) -> epath.Path:
         """The folder of the TensorBoard event files."""
         return self.path / "tensorboard"
@@ -223,15 +200,56 @@ class RunFolder:
         """Whether the folder holds more than a config: a run that failed before its first step has
         not begun.
         """
-        traces = [self.path / "run.json", self.path / METRICS_FILE, *self.checkpoints_path.glob("*")]
-        return self._config_path.exists() and any(trace.exists() for trace in traces)
+        names = names_in(self.path)
+        traces = "run.json" in names or METRICS_FILE in names or ("checkpoints" in names and names_in(self.checkpoints_path))
+        return "config.json" in names and bool(traces)
 
     def newest_checkpoint(self) -> int | None:
-        """The newest committed step, or None. A commit gives a checkpoint its name on a disk, and a
-        mark in a bucket.
+        """The newest committed step, or None."""
+        return max(committed_steps(self.checkpoints_path), default=None)
+
+    def check_checkpoints(self) -> None:
+        """Raises UserError where run.json names a newer checkpoint than there is: what was written
+        since would be cut away and trained again.
         """
-        named = [path for path in self.checkpoints_path.glob("*") if path.name.isdecimal() and path.is_dir()]
-        return max((int(path.name) for path in named if not self.is_remote or (path / COMMIT_MARK).exists()), default=None)
+        record = self.read_run() if self.has_run_record() else {}
+        # Before `checkpoint` was recorded, a finished run had that of its last step.
+        finished = self.read_config().train.num_steps if record.get("status") == "finished" else None
+        wanted, newest = record.get("checkpoint", finished), self.newest_checkpoint()
+        aside = [name.partition(".")[0] for name in names_in(self.damaged_path)]
+        if not isinstance(wanted, int) or max([newest or 0, *(int(step) for step in aside if step.isdecimal())]) >= wanted:
+            return
+        if newest is None:
+            raise UserError(
+                f"{self.path} has trained to step {wanted} or further, and its checkpoints are gone; put them back from a copy, "
+                "train in another --workdir, or begin again by --fresh, which moves its rows and run.json into a folder beside them"
+            )
+        raise Unavailable(
+            f"{self.checkpoints_path} has checkpoints up to step {newest}, and run.json names one of step {wanted}; wait until it "
+            f"is there, or put it back from a copy; --accept-gap goes on from step {newest}"
+        )
+
+    def set_rows_aside(self) -> epath.Path | None:
+        """Moves metrics.jsonl, run.json and the event files of a run without checkpoints into a
+        folder of their own, so that it begins again. Returns that folder; None: there is nothing.
+
+        Raises:
+          UserError: it has checkpoints, from which it goes on.
+        """
+        newest = self.newest_checkpoint()
+        if newest is not None:
+            raise UserError(
+                f"--fresh is for a run whose checkpoints are gone, and {self.path} has one of step {newest}; leave it out, or "
+                "choose another --workdir"
+            )
+        names = [name for name in names_in(self.path) if name in (METRICS_FILE, "run.json", "tensorboard")]
+        if not names:
+            return None
+        aside = self.path / "earlier" / str(len(names_in(self.path / "earlier")) + 1)
+        aside.mkdir(parents=True)
+        for name in names:
+            (self.path / name).rename(aside / name)
+        return aside
 
     def counters(self, step: int) -> Counters | None:
         """What had been used when the checkpoint of `step` was saved; None for an imported one.
@@ -250,7 +268,7 @@ class RunFolder:
 
     def has_run_record(self) -> bool:
         """Whether run.json exists. Training writes it before its first step."""
-        return (self.path / "run.json").exists()
+        return exists(self.path / "run.json")
 
     def has_vocabulary(self) -> bool:
         """Whether the folder's vocabulary is the run's, recorded or imported, and not what a failed
@@ -261,7 +279,7 @@ class RunFolder:
     def vocabulary_hash(self, config: Config) -> str | None:
         """The SHA-256, in hex, of the vocabulary's file; None if it does not exist."""
         path = self.path / vocab_file(config)
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+        return hashlib.sha256(path.read_bytes()).hexdigest() if exists(path) else None
 
     def vocabulary(self, config: Config) -> epath.Path | None:
         """The vocabulary's file; None if there is none yet (see `has_vocabulary`).
@@ -282,86 +300,19 @@ class RunFolder:
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`. Numbers that are not finite become null."""
-        finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
-        path = self.path / METRICS_FILE
-        if self.is_remote:
-            path.write_text((path.read_text() if path.exists() else "") + lines)
-        else:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(lines)
+        append_rows(self.path / METRICS_FILE, rows)
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line. `problem` names that line, or a missing file."""
-        path = self.path / METRICS_FILE
-        rows: list[dict[str, Any]] = []
-        try:
-            with opened(path) as file:
-                for line in file:
-                    row = _parse_row(line)
-                    if row is None:
-                        damage = "is damaged" if line.endswith(b"\n") else "is cut short"
-                        return Metrics(rows, f"{path} line {len(rows) + 1} {damage}; only the {len(rows)} rows before it are read")
-                    rows.append(row)
-        except FileNotFoundError:
-            return Metrics([], f"{path} does not exist; the run has logged nothing")
-        except OSError as error:
-            return Metrics(rows, f"cannot read {path}: {error.strerror}")
-        return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
+        return read_rows(self.path / METRICS_FILE)
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""
-        if not self.is_remote:
-            make_durable(self.path / METRICS_FILE)
+        make_durable(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
-        """Drops the rows after `step`, which a resumed run logs again, and damaged lines.
-
-        Args:
-          expected: how many rows there were up to `step` when its checkpoint was saved.
-          accept_gap: whether to go on without rows that are lost.
-
-        Raises:
-          UserError: rows up to `step` are lost, or the file cannot be read; it is unchanged.
-        """
-        path = self.path / METRICS_FILE
-        count = lines = last = damaged = 0
-        kept_seconds = all_seconds = 0.0
-        try:
-            with opened(path) as file:
-                for lines, line in enumerate(file, 1):
-                    row = _parse_row(line)
-                    if row is None:
-                        damaged = damaged or lines
-                        continue
-                    if isinstance(row.get("seconds"), int | float):
-                        all_seconds = row["seconds"]
-                    if row["step"] <= step:
-                        count, last, kept_seconds = count + 1, row["step"], all_seconds
-        except FileNotFoundError:
-            pass  # it has no rows
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}; restore it from a copy") from error
-        if count != expected and not accept_gap:
-            where = f" (line {damaged} is damaged)" if damaged else ""
-            raise UserError(
-                f"{path} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
-                "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
-            )
-        if count < lines:
-            self._keep_rows(step)
-        return CutRows(count, expected - count, all_seconds - kept_seconds)
-
-    def _keep_rows(self, step: int) -> None:
-        """Replaces metrics.jsonl by its rows up to `step`."""
-        path = self.path / METRICS_FILE
-        with opened(path) as file:
-            kept = (line for line in file if (row := _parse_row(line)) is not None and row["step"] <= step)
-            if self.is_remote:
-                write_atomically(path, b"".join(kept))
-                return
-            with replacing(Path(path)) as temporary, open(temporary, "wb") as written:
-                written.writelines(kept)
+        """Drops the rows after `step`, which a resumed run logs again; see `cut_rows`."""
+        return cut_rows(self.path / METRICS_FILE, step, expected, accept_gap)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
@@ -370,6 +321,17 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
         check_version(fields, str(self.path / name))
         return fields
+
+
+def committed_steps(checkpoints: epath.PathLike) -> list[int]:
+    """The steps whose checkpoints are whole, ascending, in a folder of checkpoints. A commit gives
+    one its name on a disk, and a mark in a bucket.
+    """
+    if is_remote(checkpoints):
+        names = marked_folders(checkpoints, COMMIT_MARK)
+    else:
+        names = [name for name in names_in(checkpoints) if name.isdecimal() and is_dir(Path(checkpoints) / name)]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -407,26 +369,6 @@ def _check_extension(begun_with: Config, config: Config, path: epath.PathLike) -
 def vocab_file(config: Config) -> str:
     """The file of a run folder that holds the vocabulary."""
     return TOKENIZER_FILE if isinstance(config.data, TranslationDataConfig) else WORDPIECE_FILE
-
-
-def _parse_row(line: bytes) -> dict[str, Any] | None:
-    """The row in a line of metrics.jsonl; None where the line is damaged or has no end."""
-    try:
-        row = _DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # RecursionError: thousands of nested brackets
-        return None
-    is_row = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str)
-    return row if is_row and line.endswith(b"\n") else None
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _finite_or_none(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite_or_none(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _dump(value: Mapping[str, Any]) -> str:

@@ -26,8 +26,10 @@ from mhsh.config.recorded import WRITER, check_version, from_record, to_record
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.files import MissingFile, is_remote, read_object, write_atomically
+from mhsh.storage.bucket import is_remote
+from mhsh.storage.files import MissingFile, read_object, write_atomically
 from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Axis, Cell
 
@@ -83,9 +85,9 @@ class SweepFolder:
             written.
         """
         # In this order: another host may be opening it too, and writes its plan before all else.
-        if self.path.exists() and _holds_anything(self.path) and not (self.path / "plan.json").exists():
+        if exists(self.path) and _holds_anything(self.path) and not exists(self.path / "plan.json"):
             raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
-        if (self.path / "plan.json").exists():
+        if exists(self.path / "plan.json"):
             self._check_holds_part_of(plan)
         try:
             for name in _FOLDERS:
@@ -130,7 +132,7 @@ class SweepFolder:
     def _has_branch_point(self, parent: Cell) -> bool:
         """Whether the checkpoint before the decay of a cell is there, or will be, or never was."""
         checkpoint = self.run_folder(parent.name).checkpoints_path / str(decay_start(parent.config))
-        return checkpoint.exists() or self.state(parent.name).kind != FINISHED
+        return exists(checkpoint) or self.state(parent.name).kind != FINISHED
 
     def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
         """The cell's output and error files, locked for the process that inherits them; None where
@@ -212,10 +214,10 @@ class SweepFolder:
 
 def _holds_anything(folder: Path) -> bool:
     """Whether there is more than the empty folders and the half-written plan of a new sweep."""
-    if not folder.is_dir():
+    if not is_dir(folder):
         return True
-    made = [path for path in folder.iterdir() if not path.name.startswith(".plan.json.")]
-    return any(path.name not in _FOLDERS or not path.is_dir() or any(path.iterdir()) for path in made)
+    made = [path for path in entries(folder) if not path.name.startswith(".plan.json.")]
+    return any(path.name not in _FOLDERS or not is_dir(path) or any(entries(path)) for path in made)
 
 
 def _plan_fields(plan: Plan) -> dict[str, Any]:

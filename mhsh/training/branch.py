@@ -15,8 +15,10 @@ from mhsh.config.fields import all_fields, differences
 from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.files import is_remote, new_folder
+from mhsh.storage.bucket import is_remote
+from mhsh.storage.files import new_folder
 from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.optimizer import learning_rate
@@ -52,8 +54,9 @@ def branch(folder: RunFolder, config: Config) -> None:
     checkpoints.close()
     used = trunk.counters(step) if step in kept else None
     record = trunk.read_run() if trunk.has_run_record() else {}
+    begun = {"checkpoint": None, "branched_from": {"folder": str(trunk.path), "step": step}}
     if used is None and record.get("outcome") == DIVERGED:
-        folder.write_run(record | {"branched_from": {"folder": str(trunk.path), "step": step}})
+        folder.write_run(record | begun)
         (trunk.path / METRICS_FILE).copy(folder.path / METRICS_FILE, overwrite=True)
         raise UserError(f"{folder.path} diverged: its first steps are those of {trunk.path}, which diverged before step {step}")
     if used is None:
@@ -65,9 +68,9 @@ def branch(folder: RunFolder, config: Config) -> None:
             f"train.start_from = {config.train.start_from!r} and {folder.path}: one is in a bucket and one on a disk; copy the run "
             "to where the branch shall be"
         )
-    folder.write_run(record | {"status": _COPYING, "branched_from": {"folder": str(trunk.path), "step": step}})
+    folder.write_run(record | begun | {"status": _COPYING})
     for path in (trunk.path / METRICS_FILE, trunk.vocabulary(trunk.read_config())):
-        if path is not None and path.exists():
+        if path is not None and exists(path):
             path.copy(folder.path / path.name, overwrite=True)
     folder.cut_metrics(step, used.rows, accept_gap=True)  # what is missing is said when the run goes on
     _copy_checkpoint(trunk.checkpoints_path / str(step), folder.checkpoints_path / str(step))
@@ -102,8 +105,8 @@ def _check_same_steps(trunk: RunFolder, config: Config, step: int) -> None:
 
 
 def _files(folder: epath.Path) -> Iterator[epath.Path]:
-    for path in folder.iterdir():
-        yield from _files(path) if path.is_dir() else (path,)
+    for path in entries(folder):
+        yield from _files(path) if is_dir(path) else (path,)
 
 
 def _copy_checkpoint(source: epath.Path, target: epath.Path) -> None:

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax._src import distributed
+from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from mhsh.errors import UserError
@@ -89,6 +91,11 @@ def preflight(facts: Mapping[str, str]) -> None:
     ]
     if differing:
         raise UserError(f"the processes of this run differ: {'; '.join(differing)}; start all with the same command, code and text")
+
+
+def agreed(decided: bool) -> bool:
+    """What process 0 has decided; every process must call it."""
+    return bool(multihost_utils.broadcast_one_to_all(np.int32(decided)))
 
 
 def wait_for_all(name: str) -> None:

@@ -12,10 +12,11 @@ from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import UserError
+from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.branch import branch
-from mhsh.training.cluster import StopAgreement, wait_for_all
+from mhsh.training.cluster import StopAgreement, agreed, wait_for_all
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.ending import ending
 from mhsh.training.nan_report import format_report, nan_report
@@ -28,13 +29,17 @@ from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 
 
-def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False) -> int | None:
+def train(
+    config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False, fresh: bool = False
+) -> int | None:
     """Trains `config` in the run folder `workdir`, local or in a bucket; resumes from the newest
     good checkpoint if there is one.
 
     Args:
       verbose: also prints which remat policy was chosen for these devices.
-      accept_gap: goes on where rows of metrics.jsonl are lost, and records it.
+      accept_gap: goes on where rows of metrics.jsonl, or newer checkpoints, are lost, and records
+        lost rows.
+      fresh: begins a run again whose checkpoints are gone; its rows are moved aside.
 
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped
     it. The state is saved in both cases.
@@ -43,6 +48,7 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
       UserError: the data, the mesh or the folder does not fit the config, the tracker is not
         installed, another process trains there, or the run has diverged.
     """
+    bear(config.train.storage_minutes)
     # Process 0 makes the folder; the others use it after all have agreed on the config.
     if jax.process_index():
         wait_for_all("the folder")
@@ -51,6 +57,10 @@ def train(config: Config, workdir: epath.PathLike, verbose: bool = False, accept
     if config.train.tracker == "wandb":
         check_wandb()
     with folder.held() as note:
+        if fresh and (aside := folder.set_rows_aside()) is not None:
+            print(f"{folder.path} begins again; what it had logged is in {aside}")
+        if not accept_gap:
+            folder.check_checkpoints()
         differing = format_differences(folder.read_config(), config)
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
@@ -141,12 +151,23 @@ def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int,
             if saves:
                 with clock.phase("saving"):
                     run.display.note(f"step {step}/{train.num_steps}  saving the checkpoint")
-                    run.checkpoints.save(step, state, log.counters())
-                    record.write("running")
+                    _save(run, log, record, state, step, waits=last or stopped_by is not None)
             watchdog.on_progress()
             if stopped_by is not None and not last:
                 return stopped_by
     return None
+
+
+def _save(run: Run, log: Log, record: RunRecord, state: TrainState, step: int, waits: bool) -> None:
+    """Saves the state, with the rows before it and run.json. Where the storage does not answer, and
+    this save need not be waited for, it is left out: the next one is due soon.
+    """
+    written = log.flush(waits) and (waits or not (is_failing() and run.checkpoints.is_saving))
+    if not agreed(written):
+        run.display.note(f"step {step}: no checkpoint, as {run.folder.path} does not answer; training goes on")
+        return
+    run.checkpoints.save(step, state, log.counters())
+    record.write("running")
 
 
 def _due(step: int, interval: int) -> bool:

@@ -20,7 +20,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
 
 LOST_SECONDS = 8
 _PROBES = 3
@@ -141,7 +141,7 @@ def _may_come_of_a_loss(error: BaseException | None) -> bool:
     """Whether an error may come from a collective or a barrier, a moment before the news of the
     process that is lost. They raise errors of many classes, which UserErrors may be made of.
     """
-    while isinstance(error, UserError | OSError):
+    while isinstance(error, UserError | Unavailable | OSError):
         error = error.__cause__
     return isinstance(error, Exception)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -10,9 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from mhsh.errors import Unavailable
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
+from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import plateau_outcome, smoothed_final
 from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints.verify import as_hex
@@ -52,7 +55,8 @@ class Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._flush()
+        if not isinstance(error, Unavailable):
+            self.flush(waits=True)
         for tracker in self._trackers:
             tracker.close(failed=error is not None)
 
@@ -94,10 +98,9 @@ class Log:
         self._write(row | {"loss_parts": validated.loss_parts, "batch": validated.batches})
 
     def counters(self) -> Counters:
-        """What has been used up to the last row. All rows are on the disk then: a checkpoint must
-        not be newer than they are.
+        """What has been used up to the last row, when `flush` has written it: a checkpoint must not
+        be newer than the rows.
         """
-        self._flush()
         if jax.process_index() == 0:
             self._run.folder.sync_metrics()
         return self._used._replace(rows=self._rows)
@@ -123,16 +126,29 @@ class Log:
         for tracker in self._trackers:
             tracker.on_row(row)
         if not self._run.folder.is_remote or time.monotonic() - self._flushed > _UPLOAD_SECONDS:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
-        """Writes all rows so far."""
-        if jax.process_index() == 0:
-            self._run.folder.append_metrics(self._unwritten)
-        self._unwritten = []
-        for tracker in self._trackers:
-            tracker.flush()
+    def flush(self, waits: bool = False) -> bool:
+        """Writes all rows so far. Returns whether that was done: where the storage does not answer
+        the rows wait for the next time, or with `waits` this call does, until the deadline.
+
+        Raises:
+          Unavailable: the deadline is over.
+        """
         self._flushed = time.monotonic()
+        if not self._unwritten:
+            return True
+        try:
+            with contextlib.nullcontext() if waits else one_try():
+                if jax.process_index() == 0:
+                    self._run.folder.append_metrics(self._unwritten)
+                self._unwritten = []
+                for tracker in self._trackers:
+                    tracker.flush()
+        except Unavailable:
+            if waits or is_over():
+                raise
+        return not self._unwritten
 
 
 class RunRecord:
@@ -176,7 +192,13 @@ class RunRecord:
         if not folder.has_vocabulary():
             self._run.corpus.save_vocab(folder.path)
         vocabulary = folder.vocabulary_hash(self._run.config)
-        written = {"vocabulary": vocabulary, "wall_seconds": self._run.clock.seconds(), "status": status}
+        # What a later start must find again.
+        written = {
+            "checkpoint": folder.newest_checkpoint(),
+            "vocabulary": vocabulary,
+            "wall_seconds": self._run.clock.seconds(),
+            "status": status,
+        }
         folder.write_run(self._values | written | more)
 
 

@@ -23,6 +23,7 @@ from tensorboardX.summary import scalar
 from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.storage.files import absolute, read_object, write_atomically
+from mhsh.storage.questions import entries, exists
 from mhsh.storage.run_folder import RunFolder
 
 AXES = ("step", "split", "tokens", "flops", "seconds")
@@ -84,7 +85,7 @@ class TensorBoard(Tracker):
     def flush(self) -> None:
         self._events.flush()
         if self._local is not None:
-            for path in epath.Path(self._local.name).iterdir():
+            for path in entries(epath.Path(self._local.name)):
                 (self._path / path.name).write_bytes(path.read_bytes())
 
     def close(self, *, failed: bool) -> None:
@@ -182,7 +183,7 @@ def _start_wandb(folder: RunFolder) -> Any:
 def _identity(folder: RunFolder) -> dict[str, str]:
     """The W&B project and id of a run, written down before W&B first hears of it."""
     path = folder.path / WANDB_FILE
-    if not path.exists():
+    if not exists(path):
         identity = {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)}
         write_atomically(path, json.dumps(identity) + "\n")
     return read_object(path)

@@ -20,6 +20,7 @@ from etils import epath
 
 from mhsh.config.resolve import profiled_steps
 from mhsh.config.schema import TrainConfig
+from mhsh.storage.questions import is_file
 from mhsh.storage.run_folder import PROFILE_FOLDER
 
 # What a run does at a moment. While the host is `waiting` for data, the device may still be at the
@@ -206,7 +207,7 @@ class Profiler:
             session = self._folder / "plugins" / "profile" / f"steps_{self._first}_to_{self._last}"
             session.mkdir(parents=True, exist_ok=True)
             for file in self._trace.rglob("*.*"):
-                if file.is_file():
+                if is_file(file):
                     (session / f"process_{jax.process_index()}.{file.name.split('.', 1)[1]}").write_bytes(file.read_bytes())
             shutil.rmtree(self._trace)
         steps = f"steps {self._first} to {self._last}"

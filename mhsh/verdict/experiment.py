@@ -19,7 +19,9 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.storage import outcome
-from mhsh.storage.files import absolute, is_remote
+from mhsh.storage.bucket import is_remote
+from mhsh.storage.files import absolute
+from mhsh.storage.questions import exists
 from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, numbered, sanitize
@@ -249,7 +251,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     named = load_runs(paths)
     cells, axes, problems = _planned(paths, [real_path(run.path) for run in named.runs])
     runs = {real_path(run.path): run for run in named.runs}
-    beside = load_runs([path for path in cells if path not in runs and epath.Path(path, "config.json").exists()])
+    beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, "config.json"))])
     every = runs | {real_path(run.path): run for run in beside.runs}
     if pretraining:
         every = {path: with_pretraining(run) for path, run in every.items()}
@@ -302,7 +304,7 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
     axes: dict[str, Axis] = {}
     problems: list[str] = []
     for sweep in dict.fromkeys([*whole, *owners]):
-        if is_remote(sweep) or not epath.Path(sweep, "plan.json").exists():
+        if is_remote(sweep) or not exists(epath.Path(sweep, "plan.json")):
             continue
         folder = SweepFolder(sweep)
         try:

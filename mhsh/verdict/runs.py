@@ -19,7 +19,9 @@ from mhsh.config.resolve import whole_run
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage import outcome
-from mhsh.storage.files import absolute, check_bucket, is_remote
+from mhsh.storage.bucket import check_bucket, is_remote
+from mhsh.storage.files import absolute
+from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.text import numbered, sanitize
 
@@ -176,13 +178,13 @@ def real_path(path: str | os.PathLike[str]) -> str:
 
 def _runs_in(folder: epath.Path) -> list[epath.Path]:
     check_bucket(folder)
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise UserError(f"{folder} is no folder; give the folder that --workdir named")
-    if (folder / "config.json").exists():
+    if exists(folder / "config.json"):
         return [folder]
     runs, others = [], [folder]
     for _ in range(2):
-        below = [path for other in others for path in other.iterdir() if path.is_dir()]
+        below = [path for other in others for path in entries(other) if is_dir(path)]
         begun = [RunFolder(path).has_begun() for path in below]
         runs += itertools.compress(below, begun)
         others = [path for path, has_begun in zip(below, begun, strict=True) if not has_begun]

@@ -23,7 +23,8 @@ from mhsh.config.recorded import WRITER
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.files import unlocked_mount
-from mhsh.storage.run_folder import Metrics, RunFolder
+from mhsh.storage.rows import Metrics
+from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
 
 

@@ -20,9 +20,11 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from mhsh.config.recorded import WRITER, check_version
-from mhsh.errors import UserError
-from mhsh.storage.files import absolute, is_remote, make_durable, make_name_durable
-from mhsh.storage.run_folder import Counters
+from mhsh.errors import Unavailable, UserError
+from mhsh.storage.bucket import Refused, is_remote
+from mhsh.storage.files import absolute, make_durable, make_name_durable
+from mhsh.storage.questions import entries, exists, is_dir, is_file, names_in
+from mhsh.storage.run_folder import Counters, committed_steps
 from mhsh.training.checkpoints.verify import (
     Manifest,
     as_hex,
@@ -37,6 +39,8 @@ from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")
 _READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
+# What TensorStore says of a bucket that answers 429 or 5xx, or not at all, after its own tries.
+_PASSES = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: Error (?:reading|writing)|HTTP response code: (?:429|5..)")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 
 # Orbax logs, with tracebacks, what it then raises, and warns of how it is used here.
@@ -67,19 +71,26 @@ class StoredCheckpoints:
     def __init__(self, folder: epath.PathLike, options: ocp.CheckpointManagerOptions = _READ_ONLY) -> None:
         """Raises UserError where `folder` is none, or where it is missing and to be read."""
         self._folder = absolute(folder)
-        if not is_remote(self._folder) and os.path.lexists(self._folder) and not self._folder.is_dir():
+        if not is_remote(self._folder) and os.path.lexists(self._folder) and not is_dir(self._folder):
             raise UserError(f"{self._folder} is a file or a broken link, and no folder of checkpoints; put the folder back")
-        if options.read_only and not self._folder.is_dir():
+        if options.read_only and not is_dir(self._folder):
             raise self.none_left()
         self._manager = ocp.CheckpointManager(self._folder, item_names=ITEMS, options=options)
 
     def steps(self) -> list[int]:
         """The committed steps, newest first."""
-        return sorted(self._manager.all_steps(), reverse=True)
+        steps = committed_steps(self._folder)[::-1]
+        # Orbax lists them by questions of its own, and takes a failing one for an absence.
+        if not set(steps) <= set(self._manager.all_steps()):
+            self._manager.reload()
+        unseen = sorted(set(steps) - set(self._manager.all_steps()))
+        if unseen:
+            raise Unavailable(f"{self._folder / str(unseen[-1])} cannot be looked at; run the same command again")
+        return steps
 
     def damaged(self) -> list[str]:
         """What has been set aside: STEP, or STEP.NUMBER from the second time on."""
-        return sorted(path.name for path in self._aside.glob("*"))
+        return names_in(self._aside)
 
     def existing_step(self, step: int | None) -> int:
         """`step`, or the newest if it is None. Raises UserError if it is not saved."""
@@ -141,11 +152,13 @@ class StoredCheckpoints:
                 path: {key: entry[key] for key in ("shape", "dtype", "checksum")} for path, entry in manifests[item].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            _raise_passing(error, f"the checkpoint {where} could not be read")
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(saved, manifest(wanted), where)
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
         except Exception as error:  # Orbax raises a bare Exception where a read fails
+            _raise_passing(error, f"the checkpoint {where} could not be read")
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
             if as_hex(sums) != saved[path]["checksum"]:
@@ -169,6 +182,11 @@ class Checkpoints(StoredCheckpoints):
             async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
         )
         super().__init__(folder, options)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a background save has not ended yet."""
+        return self._manager.is_saving_in_progress()
 
     def save(self, step: int, state: TrainState, counters: Counters | None = None) -> None:
         """Copies the state and returns; it is written in the background. `counters` go with it,
@@ -194,7 +212,7 @@ class Checkpoints(StoredCheckpoints):
         """Moves a damaged checkpoint away: its step can be saved again. Returns its new path."""
         aside = self._aside / str(step)
         number = 1
-        while aside.exists():
+        while exists(aside):
             number += 1
             aside = aside.with_name(f"{step}.{number}")
         if jax.process_index() == 0:
@@ -224,9 +242,8 @@ class Checkpoints(StoredCheckpoints):
             return
         if jax.process_index() == 0:
             committed = self._folder / str(self._saving)
-            for path in committed.iterdir():
-                if path.is_file():
-                    make_durable(path)
+            for path in filter(is_file, entries(committed)):
+                make_durable(path)
             make_name_durable(committed)
         for step in self.steps()[self._keep :]:
             if step != self._keep_step and (not self._keep_every or step % self._keep_every):
@@ -237,6 +254,7 @@ class Checkpoints(StoredCheckpoints):
         try:
             yield
         except Exception as error:  # any error of the threads of a save: Orbax has no class for it
+            _raise_passing(error, f"the checkpoint of step {self._saving} in {self._folder} could not be saved")
             reason = "the disk is full" if _FULL.search(str(error)) else _first_line(error)
             raise UserError(
                 f"the checkpoint of step {self._saving} in {self._folder} could not be saved ({reason}); those before it are "
@@ -246,8 +264,17 @@ class Checkpoints(StoredCheckpoints):
     def _complete(self) -> None:
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
-            [unfinished] = list(self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")) or [self._folder / str(self._saving)]
+            begun = [path for path in entries(self._folder) if path.name.startswith(f"{self._saving}.orbax-checkpoint-tmp")]
+            [unfinished] = begun or [self._folder / str(self._saving)]
             write_file_manifest(unfinished, self._counters)
+
+
+def _raise_passing(error: Exception, what: str) -> None:
+    """Raises the error of a bucket that does not answer, or not to this login, as a line."""
+    if isinstance(error, Refused):
+        raise error
+    if isinstance(error, Unavailable) or _PASSES.search(str(error)):
+        raise Unavailable(f"{what} ({_first_line(error)}); run the same command again") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -26,7 +26,9 @@ from etils import epath
 from jaxtyping import Array, UInt32
 
 from mhsh.errors import UserError
-from mhsh.storage.files import is_remote, make_durable, parse_object
+from mhsh.storage.bucket import Refused, is_remote
+from mhsh.storage.files import make_durable, parse_object
+from mhsh.storage.questions import entries, exists, is_dir, is_file
 from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
@@ -107,7 +109,7 @@ def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
 
     Files in `folder` itself are Orbax's record of the save. Orbax still changes them afterwards.
     """
-    names = [name for item in folder.iterdir() if item.is_dir() for name in _files(item)]
+    names = [name for item in filter(is_dir, entries(folder)) for name in _files(item)]
     if counters is not None:
         (folder / COUNTERS_FILE).write_text(json.dumps(counters._asdict()) + "\n")
         names.append(COUNTERS_FILE)
@@ -121,16 +123,21 @@ def find_damage(folder: epath.Path) -> str | None:
 
     Files that are not listed are ignored. Sizes are compared before anything is read. A listed name
     that leads out of `folder`, or to something that is no file, is damage: nothing of it is opened.
+
+    Raises:
+      UserError: a bucket does not answer, or not to this login.
     """
     try:
         listed = _listed_files(folder / FILE_MANIFEST)
+    except Refused:
+        raise
     except (OSError, UserError, KeyError, TypeError, ValueError):
         return f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
     name = ""
     try:
         for name, entry in listed.items():
             path = folder / name
-            if not path.exists():
+            if not exists(path):
                 return f"{name} is missing"
             if not _is_inside(path, folder):
                 return f"{name}, which {FILE_MANIFEST} lists, is no file of it"
@@ -139,6 +146,8 @@ def find_damage(folder: epath.Path) -> str | None:
         for name, entry in listed.items():
             if _size_and_digest(folder / name) != entry:
                 return f"{name} is not what was saved"
+    except Refused:
+        raise
     except OSError as error:
         return f"{name} cannot be read ({error.strerror or error})"
     return None
@@ -146,7 +155,7 @@ def find_damage(folder: epath.Path) -> str | None:
 
 def _listed_files(path: epath.Path) -> Manifest:
     """The entries of a files.json; raises where it is none."""
-    if not is_remote(path) and not Path(path).is_file():
+    if not is_file(path):
         raise ValueError("it is no regular file")
     listed: Manifest = parse_object(path.read_bytes(), str(path))
     for name, entry in listed.items():
@@ -160,13 +169,13 @@ def _is_inside(path: epath.Path, folder: epath.Path) -> bool:
     if is_remote(path):
         return True  # objects have no links
     real = Path(os.path.realpath(path))
-    return real.is_relative_to(os.path.realpath(folder)) and real.is_file()
+    return real.is_relative_to(os.path.realpath(folder)) and is_file(real)
 
 
 def _files(folder: epath.Path) -> Iterator[str]:
     """The files below a folder, by their path from the parent folder."""
-    for path in folder.iterdir():  # walk() would leave the bucket out of the names
-        below = _files(path) if path.is_dir() else [path.name]
+    for path in entries(folder):
+        below = _files(path) if is_dir(path) else [path.name]
         yield from (f"{folder.name}/{name}" for name in below)
 
 

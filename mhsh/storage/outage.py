@@ -1,0 +1,137 @@
+"""Storage that does not answer: every failing request of a process counts towards one deadline,
+from the first failure after the last answer. Until then requests are tried again; then the process
+ends with status 75, so that the same command goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from mhsh.errors import Unavailable
+
+T = TypeVar("T")
+
+LOGIN = "log in with gcloud auth application-default login, or ask for access"
+_SAID_AFTER = 10.0  # seconds; a shorter outage is nobody's business
+_LONGEST_PAUSE = 20.0  # seconds between two tries
+# What a disk, or a network that a disk is behind, may recover from.
+TRANSIENT = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.ECONNABORTED,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+    }
+)
+
+
+class _State:
+    patience = 600.0  # seconds
+    since: float | None = None  # the first failure after the last answer; None: the storage answers
+    said = False
+
+
+_state, _lock = _State(), threading.Lock()
+_waits: contextvars.ContextVar[bool] = contextvars.ContextVar("waits", default=True)
+
+
+def bear(minutes: float) -> None:
+    """From now on an outage ends the process after so many minutes (train.storage_minutes)."""
+    _state.patience = 60 * minutes
+
+
+@contextlib.contextmanager
+def one_try() -> Iterator[None]:
+    """Inside the `with` a request of this thread that fails is not tried again: it raises
+    Unavailable at once. What it says of the deadline is `is_over`.
+    """
+    token = _waits.set(False)
+    try:
+        yield
+    finally:
+        _waits.reset(token)
+
+
+def answered() -> None:
+    """The storage has answered."""
+    if _state.since is None:
+        return
+    with _lock:
+        if _state.said and _state.since is not None:
+            _say(f"the storage answers again, after {time.monotonic() - _state.since:.0f} s")
+        _state.since, _state.said = None, False
+
+
+class Request:
+    """A request, from its first try on. `where` is what it is about, for people."""
+
+    def __init__(self, where: object) -> None:
+        self._where, self._begun, self._tries = where, time.monotonic(), 0
+
+    def failed(self, error: BaseException) -> float:
+        """A try has failed in a way that may pass. Returns the seconds until the next one.
+
+        Raises:
+          Unavailable: the deadline is over, or nothing is tried again here.
+        """
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        with _lock:
+            now = time.monotonic()
+            _state.since = _state.since or now
+            lasted = now - min(_state.since, self._begun)
+            if lasted > _SAID_AFTER and not _state.said and _waits.get():
+                _state.said = True
+                _say(f"{self._where} does not answer ({reason}); trying again for {_state.patience / 60:g} minutes")
+        if lasted >= _state.patience or not _waits.get():
+            raise Unavailable(
+                f"{self._where} has not answered for {lasted:.0f} s ({reason}); nothing is lost: run the same command again"
+            ) from error
+        self._tries += 1
+        return min(0.25 * 2**self._tries, _LONGEST_PAUSE, max(0.1, _state.patience - lasted))
+
+
+def is_failing() -> bool:
+    """Whether the last request has failed."""
+    return _state.since is not None
+
+
+def is_over() -> bool:
+    """Whether the outage, if there is one, has lasted for too long."""
+    return _state.since is not None and time.monotonic() - _state.since >= _state.patience
+
+
+def retried(ask: Callable[[], T], where: object) -> T:
+    """The answer of a local file system to `ask`, which may be asked twice.
+
+    Raises:
+      OSError: its own, where that is an answer.
+      Unavailable: as `Request.failed`.
+    """
+    request = Request(where)
+    while True:
+        try:
+            answer = ask()
+        except OSError as error:
+            if error.errno not in TRANSIENT:
+                raise
+            time.sleep(request.failed(error))
+        else:
+            answered()
+            return answer
+
+
+def _say(line: str) -> None:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"mhsh: {line}\n".encode())

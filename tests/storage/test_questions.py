@@ -1,0 +1,36 @@
+"""Only mhsh/storage asks a disk or a bucket what is there."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+
+from tests.conftest import ROOT
+
+# Libraries' questions, most of which take a failure for an absence.
+QUESTIONS = {"exists", "is_dir", "is_file", "isdir", "isfile", "iterdir", "listdir", "scandir", "glob", "rglob", "walk"}
+
+ALLOWED = {
+    "mhsh/config/registry.py": {"is_file"},  # the floor below storage: a user's own Python file
+    "mhsh/configs/__init__.py": {"exists", "is_file", "glob"},  # mhsh's own files, and a user's
+    "mhsh/training/environment.py": {"rglob"},  # mhsh's own files
+    "mhsh/data/stdlib.py": {"rglob"},  # Python's own files
+    "mhsh/data/local_shards.py": {"exists", "rglob"},  # of the bucket's client; the cache and a folder just written
+    "mhsh/data/shards.py": {"glob"},  # what is to be deleted
+    "mhsh/data/text_files.py": {"glob"},  # a glob of the user's
+    "mhsh/training/trackers.py": {"glob"},  # wandb's own folder
+    "mhsh/training/watching.py": {"rglob"},  # a temporary folder
+}
+
+
+def test_nothing_else_asks() -> None:
+    found = defaultdict(set)
+    for path in sorted((ROOT / "mhsh").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("mhsh/storage/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in QUESTIONS and ast.unparse(called.value) != "ast":
+                found[name].add(called.attr)
+    assert found == ALLOWED, "ask by mhsh.storage.questions: there a failure is no absence"
