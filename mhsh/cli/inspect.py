@@ -10,11 +10,11 @@ from cyclopts import Parameter
 
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
-from mhsh.data.documents import SOURCES
+from mhsh.data.documents import SOURCES, find_source
 from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source, source_for
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded, read_object
+from mhsh.storage.files import expanded, is_remote, read_object
 from mhsh.storage.run_folder import RunFolder
 from mhsh.text import format_list
 
@@ -44,6 +44,8 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
         lines = _of_source(what, vocab, lowercase)
     else:
         path = Path(what).expanduser()
+        if is_remote(what):
+            find_source(what)  # says which source to write
         if not path.exists():
             raise UserError(f"there is no {what}; name a file, a folder, or a source such as 'text:corpus/*.txt' (mhsh configs)")
         lines = _of_folder(path, what, vocab, lowercase)

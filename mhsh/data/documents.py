@@ -113,7 +113,7 @@ def find_source(text: str) -> tuple[Source, str]:
     source = SOURCES.get(name)
     if source is None or bool(argument) != bool(source.argument):
         allowed = ", ".join(source.form for source in SOURCES.values())
-        near = f"text:{text}" if "/" in name or "." in name else closest(name, SOURCES) if source is None else None
+        near = f"text:{text}" if "/" in text or "." in name else closest(name, SOURCES) if source is None else None
         hint = f"did you mean {near}? " if near else ""
         raise UserError(f"data.source = {text!r} is not a source; {hint}allowed: {allowed}")
     return source, argument

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
@@ -20,6 +21,13 @@ HEAD_CHARACTERS, SAMPLE_CHARACTERS = 1 << 21, 1 << 25  # read for the head of a 
 _FILES_LOOKED_AT = 100
 # A document of fewer characters than this, in the middle, is a line or a title rather than a text.
 _SHORT_DOCUMENT = 40
+
+# How a document of a form that is no prose begins, and what to do.
+_NO_PROSE = {
+    "JSON": (r"[\[{]\s*[\"{\[]", "write an object a line, and read a field of it with jsonl:"),
+    "XML or HTML": (r"<[!?/\w][^<]*>", "take the tags out first"),
+    "a table": (r"[^\n\t]*\t[^\n\t]*\t", "write the column that is text to a file of its own"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +62,24 @@ def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) 
     empty = f", {count(sample.empty)} without text" if sample.empty else ""
     middle = sorted(map(len, sample.texts))[len(sample.texts) // 2]
     yield (
-        f"{start}{count(len(sample.texts))} documents of {count(sample.characters)} characters, {count(middle)} in the middle "
+        f"{start}{_number(sample.texts, 'document')} of {count(sample.characters)} characters, {count(middle)} in the middle "
         f"one{empty}; {document_rule(source)}"
     )
+    yield from _oddities(sample, middle)
+    if tokenizer is not None:
+        yield _known(sample, tokenizer, source)
+
+
+def _oddities(sample: Sample, middle: int) -> Iterator[str]:
+    """What looks wrong with the documents, of which half have `middle` characters or fewer."""
     if sample.is_whole and len(sample.texts) == 1:
         yield "this is one document in all, and a part of the documents is held out for validation: is that what a document is?"
     elif middle < _SHORT_DOCUMENT:
         yield f"half of the documents have fewer than {_SHORT_DOCUMENT} characters: is that what a document is?"
-    if sample.texts[0].startswith("<") and ">" in sample.texts[0]:
-        yield "the first document looks like XML or HTML, whose tags would be learnt as text: take them out first"
-    elif sample.texts[0].partition("\n")[0].count("\t") > 1:
-        yield "the first document looks like a table, whose columns would be learnt as text: write one of them out first"
-    if tokenizer is not None:
-        yield _known(sample, tokenizer, source)
+    first = sample.texts[0]
+    for form, (looks, remedy) in _NO_PROSE.items():
+        if re.match(looks, first):
+            yield f"the first document looks like {form}, which would be learnt with its marks as it stands: {remedy}"
 
 
 def read_sample(source: str, most: int) -> Sample:
@@ -99,7 +112,8 @@ def source_for(path: str) -> str:
     if form == "Parquet":
         return f"parquet:{path}"
     if form:
-        raise UserError(f"{first} is {form}, and no source reads that; name a glob of texts, such as text:{path}/**/*.txt")
+        remedy = f"name the texts alone, such as 'text:{path}/**/*.txt'" if where.is_dir() else "unpack it, or write its text out"
+        raise UserError(f"{first} is {form}, which no source reads; {remedy}")
     field = text_field(next(text_lines(first), ""))
     return f"text:{path}" if field is None else f"jsonl:{path}" if field == "text" else f"jsonl:{path}:{field}"
 
@@ -112,7 +126,11 @@ def _in_words(paths: list[epath.Path]) -> str:
     words = [name if len(forms) == 1 else f"{number} {name}" for name, number in forms.most_common()]
     others = f" (of the first {_FILES_LOOKED_AT})" if len(paths) > _FILES_LOOKED_AT else ""
     names = f", named {format_names([name for name, _ in endings.most_common()])}" if len(endings) > 1 else ""
-    return f"{len(paths):,} {'file' if len(paths) == 1 else 'files'}, {', '.join(words)}{others}{names}"
+    return f"{_number(paths, 'file')}, {', '.join(words)}{others}{names}"
+
+
+def _number(things: Sequence[object], name: str) -> str:
+    return f"{count(len(things))} {name}{'s' * (len(things) != 1)}"
 
 
 def _form(head: bytes) -> str:

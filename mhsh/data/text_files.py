@@ -54,7 +54,9 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     try:
         paths = _matches(pattern)
         if not paths and in_folder is not None:
-            paths = _matches(f"{pattern.rstrip('/')}/**/{in_folder}")
+            inside = _matches(f"{pattern.rstrip('/')}/**/{in_folder}")
+            # A glob leaves hidden files out on a disk, but not in a bucket.
+            paths = [path for path in inside if "/." not in str(path).removeprefix(pattern.rstrip("/"))]
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not paths:

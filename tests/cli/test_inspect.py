@@ -53,8 +53,9 @@ def test_the_source_follows_from_the_first_bytes(tmp_path: Path, capsys, name: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("one\ntwo", "1 documents of 7 characters, .*\nthis is one document in all"),
+        ("one\ntwo", "1 document of 7 characters, .*\nthis is one document in all"),
         ("one\n\ntwo\n\nthree", "half of the documents have fewer than 40 characters"),
+        ('[\n {"text": "A text that is long enough to be one of its own."}\n]\n\nb', "looks like JSON, "),
         ("<doc>\nText that is long enough to be one of its own.</doc>\n\nb", "looks like XML or HTML"),
         ("id\tlabel\ttext and more text so that it is long enough\n1\t0\tx\n\nb", "looks like a table"),
     ],
@@ -97,7 +98,7 @@ def test_a_checkpoint(tmp_path: Path, capsys) -> None:
     ("content", "complaint"),
     [
         (None, "there is no "),
-        (b"%PDF-1.7\n%\xe2\xe3", "is a PDF, and no source reads that"),
+        (b"%PDF-1.7\n%\xe2\xe3", "is a PDF, which no source reads; unpack it"),
         (b"caf\xe9 au lait, a l'ecole", "line 1 is not UTF-8: .*; it looks like Latin-1"),
         (b"", "holds no text"),
     ],

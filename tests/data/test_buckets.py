@@ -4,6 +4,7 @@ and come back. An emulator of Google Cloud Storage stands in for Google's own.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import lzma
@@ -20,7 +21,7 @@ import pyarrow
 import pytest
 from etils import epath
 from msgspec.structs import replace
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 
 from mhsh.config.schema import to_dict
 from mhsh.data import local_shards
@@ -293,6 +294,26 @@ def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, engli
     _, said = prepared_there(config, f"{bucket}/out", 3)
     assert said[0].startswith("reading")
     assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
+
+
+def test_every_source_of_files_reads_a_bucket_as_it_reads_a_disk(bucket, tmp_path):
+    table = pyarrow.table({"text": ["P1", None, "P2"], "doc": [{"body": b"S1"}, {"body": b"S2"}, None]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    (tmp_path / "saved").mkdir()
+    with ipc.new_stream(str(tmp_path / "saved" / "d.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "d.arrow"}]}')
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    (tmp_path / "texts" / "deep" / "a.md").write_bytes(pyarrow.compress(b"A1\nA2\n\nA3", "zstd", asbytes=True))
+    (tmp_path / "texts" / "b.txt").write_bytes(bz2.compress(b"B1\n"))
+    (tmp_path / "texts" / ".hidden").write_text("no")
+    (tmp_path / "t.jsonl").write_text('{"doc": {"body": "J1"}}\n{"doc": {"body": "J2"}}\n')
+    for name, content in tree(tmp_path).items():
+        objects().pipe_file(f"{bucket}/in/{name}", content)
+    sources = ("text:{}/texts", "lines:{}/texts/", "files:{}/texts", "jsonl:{}/*.jsonl:doc.body", "parquet:{}:doc.body")
+    for source in (*sources, "parquet:{}", "arrow:{}/saved", "arrow:{}/saved:doc.body"):
+        there, here = (list(documents(source.format(place))) for place in (f"{bucket}/in", tmp_path))
+        assert there == here and len(here) > 1, source
 
 
 def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
