@@ -6,7 +6,8 @@
 
 gpt:VARIANT is one of every grouping of 384 heads (24l16h ... 384l1h) or of the 24 heads of a small
 model for two CPU cores (6l4h ... 24l1h). With _gqa in its name four heads of queries (small: two)
-share one of keys and values, and stay in one layer. Any residual scheme can stand for `pre_ln`.
+share one of keys and values, and stay in one layer. With _x4 the layers are passed four times, each
+time the same. Any residual scheme can stand for `pre_ln`.
 
 The model is Llama's: rotary positions (theta 10,000), Pre-LN with RMSNorm (epsilon 1e-5), a gated
 feed-forward part with SiLU, no biases, no dropout, the output tied to the token table (model.head =
@@ -34,21 +35,24 @@ SIZES = {
     "small": dict(num_layers=6, num_heads=4, head_dim=32, embed_dim=128, mlp_dim=352),
 }
 
-# variant: (size, heads per layer, heads of keys and values in a layer of that size, 0 for all)
+# variant: (size, heads per layer, heads of keys and values in a layer of that size or 0 for all,
+# passes)
 VARIANTS = {
-    "24l16h": ("large", 16, 0),
-    "48l8h": ("large", 8, 0),
-    "96l4h": ("large", 4, 0),
-    "192l2h": ("large", 2, 0),
-    "384l1h": ("large", 1, 0),
-    "24l16h_gqa": ("large", 16, 4),
-    "48l8h_gqa": ("large", 8, 4),
-    "96l4h_gqa": ("large", 4, 4),
-    "6l4h": ("small", 4, 0),
-    "12l2h": ("small", 2, 0),
-    "24l1h": ("small", 1, 0),
-    "6l4h_gqa": ("small", 4, 2),
-    "12l2h_gqa": ("small", 2, 2),
+    "24l16h": ("large", 16, 0, 1),
+    "48l8h": ("large", 8, 0, 1),
+    "96l4h": ("large", 4, 0, 1),
+    "192l2h": ("large", 2, 0, 1),
+    "384l1h": ("large", 1, 0, 1),
+    "24l16h_gqa": ("large", 16, 4, 1),
+    "48l8h_gqa": ("large", 8, 4, 1),
+    "96l4h_gqa": ("large", 4, 4, 1),
+    "6l4h": ("small", 4, 0, 1),
+    "12l2h": ("small", 2, 0, 1),
+    "24l1h": ("small", 1, 0, 1),
+    "6l4h_gqa": ("small", 4, 2, 1),
+    "12l2h_gqa": ("small", 2, 2, 1),
+    "6l4h_x2": ("small", 4, 0, 2),
+    "6l4h_x4": ("small", 4, 0, 4),
 }
 
 DECODER = dict(
@@ -84,6 +88,6 @@ LARGE = dict(
 
 def get_config(variant: str) -> ConfigDict:
     """The config of one row of VARIANTS."""
-    size, heads_per_layer, num_kv_heads = find_variant(__file__, VARIANTS, variant)
-    shape = dict(model=dict(SIZES[size], heads_per_layer=heads_per_layer, num_kv_heads=num_kv_heads))
+    size, heads_per_layer, num_kv_heads, loops = find_variant(__file__, VARIANTS, variant)
+    shape = dict(model=dict(SIZES[size], heads_per_layer=heads_per_layer, num_kv_heads=num_kv_heads, loops=loops))
     return make_config(DECODER, shape, {"large": LARGE}.get(size, {}))

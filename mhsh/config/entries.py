@@ -43,7 +43,9 @@ class UpdateRule:
     flops: Callable[[Config], int] = lambda config: 0  # of one update, beyond passes over the parameters
 
 
-SCHEMES: Registry[Scheme] = Registry("residual scheme", "model.residual", ["mhsh.models.residual"])
+SCHEMES: Registry[Scheme] = Registry(
+    "residual scheme", "model.residual", ["mhsh.models.residual", "mhsh.models.block_attn_res", "mhsh.models.mhc_lite"]
+)
 UPDATE_RULES: Registry[UpdateRule] = Registry("optimizer", "optimizer.name", ["mhsh.training.optimizer", "mhsh.training.muon"])
 
 
@@ -139,10 +141,14 @@ def check_entries(config: Config) -> None:
     here, or two that do not go together.
     """
     residual, rule = SCHEMES[config.model.residual].residual, UPDATE_RULES[config.optimizer.name]
-    if residual.layer_scales(config.model) is not None and not rule.scales_with_depth:
+    if residual.layer_scales(config.model) is None:
+        return
+    what = f"allowed with model.residual = {config.model.residual!r}"
+    if not rule.scales_with_depth:
         allowed = ", ".join(name for name in UPDATE_RULES.names() if UPDATE_RULES[name].scales_with_depth)
-        what = f"model.residual = {config.model.residual!r}"
-        raise UserError(f"optimizer.name = {config.optimizer.name!r}; allowed with {what}: {allowed}")
+        raise UserError(f"optimizer.name = {config.optimizer.name!r}; {what}: {allowed}")
+    if config.model.loops > 1:  # the gradient of a layer is a sum over its passes, which the factors do not know
+        raise UserError(f"model.loops = {config.model.loops}; {what}: 1")
 
 
 def named_entries(config: Config) -> Sequence[tuple[Registry[Any], str]]:

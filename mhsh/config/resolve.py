@@ -166,6 +166,7 @@ def _problems(config: Config) -> Iterator[str]:
             f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}"
         )
     yield from _update_problems(config.optimizer, config.train)
+    yield from _loop_problems(model)
     yield from _objective_problems(model, config.train)
     yield from _mesh_problems(config.mesh)
     yield from _data_problems(model, data)
@@ -204,6 +205,12 @@ def _update_problems(optimizer: OptimizerConfig, train: TrainConfig) -> Iterator
         yield f"train.keep_moments = True; allowed with train.start_from = {train.start_from!r}, which keeps them anyway: False"
     if train.keep_moments and not train.start_from:
         yield "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR"
+
+
+def _loop_problems(model: ModelConfig) -> Iterator[str]:
+    # A profile has an omega for each sublayer passed, a layer one for all its passes.
+    if model.loops > 1 and model.residual == "admin" and model.admin_omega == "profiled":
+        yield f"model.admin_omega = 'profiled'; allowed with model.loops = {model.loops}: closed_log, closed_one"
 
 
 def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 # Goes up by one with every change that adds, renames or removes a field or one of its values.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
@@ -109,6 +109,8 @@ Positive = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 MeshAxis = Annotated[int, Meta(ge=-1, extra={"allowed": "1 or more, or -1 for the rest"})]  # resolve.py refuses 0
 
+Streams = Annotated[int, Meta(ge=1, le=6, extra={"allowed": "1 to 6"})]
+
 Objective = Literal["mlm", "clm", "translation", "classification", "span"]
 AdminOmega = Literal["profiled", "closed_log", "closed_one"]
 Init = Literal["bert", "xavier", "fairseq"]
@@ -151,6 +153,9 @@ class ModelConfig(Section, frozen=True):
     ] = 0
     num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
     num_decoder_layers: Annotated[NonNegative, shape("layers of the decoder; 0 where there is none (all but translation)")] = 0
+    loops: Annotated[
+        Count, shape("passes over the layers of a stack, which are the same in each; 1: each layer once", since=4, before=1)
+    ] = 1
     num_heads: Annotated[Count, shape("N, heads in one layer")] = 4
     num_kv_heads: Annotated[
         NonNegative, shape("heads of keys and values in one layer, each for as many heads of queries; 0: N (others: clm only)")
@@ -188,6 +193,14 @@ class ModelConfig(Section, frozen=True):
     ] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
     base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
+    residual_blocks: Annotated[
+        Count,
+        shape("blocks of sublayers, at most; read only where model.residual is block_attn_res", since=4, before=8),
+    ] = 8
+    residual_streams: Annotated[
+        Streams,
+        shape("parallel streams; read only where model.residual is mhc_lite", since=4, before=4),
+    ] = 4
     qk_norm: Annotated[bool, shape("whether each head's queries and keys have a LayerNorm")] = False
     init: Annotated[
         Init,

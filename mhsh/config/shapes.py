@@ -16,15 +16,17 @@ EQUAL_SIZE = 0.01
 
 
 def shape_name(model: ModelConfig) -> str:
-    """Layers x heads a layer, as in `24x16`; with a decoder, `6-6x8`."""
+    """Layers x heads a layer, as in `24x16`; with a decoder, `6-6x8`; in two passes, `6x4_x2`."""
     decoder = f"-{model.num_decoder_layers}" if model.num_decoder_layers else ""
-    return f"{model.num_layers}{decoder}x{model.num_heads}"
+    loops = f"_x{model.loops}" if model.loops > 1 else ""
+    return f"{model.num_layers}{decoder}x{model.num_heads}{loops}"
 
 
 def shape_in_words(model: ModelConfig) -> str:
-    """`24 layers x 16 heads`; with a decoder, `6 + 6 layers x 8 heads`."""
+    """`24 layers x 16 heads`; with a decoder, `6 + 6 layers x 8 heads`; `2 passes of 6 ...`."""
     decoder = f" + {model.num_decoder_layers}" if model.num_decoder_layers else ""
-    return f"{model.num_layers}{decoder} layers x {model.num_heads} heads"
+    loops = f"{model.loops} passes of " if model.loops > 1 else ""
+    return f"{loops}{model.num_layers}{decoder} layers x {model.num_heads} heads"
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:

@@ -18,7 +18,7 @@ from mhsh.errors import UserError
 from mhsh.evaluation.beam_search import Decoded, beam_search
 from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode, extend_caches
 from mhsh.models.seq2seq import Seq2Seq
-from mhsh.models.types import Batch
+from mhsh.models.types import Batch, decoder_stack
 
 _SHORTEST = 8
 
@@ -165,7 +165,7 @@ def _decode(
             model, weights, tokens, position, ancestry_mask, caches, memory
         ),
         lambda caches, length: extend_caches(caches, num_hypotheses, length),
-        (empty_cache(model.config, limits.shape[0], 0),) * model.config.num_decoder_layers,
+        (empty_cache(model.config, limits.shape[0], 0),) * decoder_stack(model.config).num_layers,
         limits,
         num_hypotheses=num_hypotheses,
         cache_buckets=cache_buckets(max_length),

@@ -97,6 +97,7 @@ class BertConfig(Struct, kw_only=True):
         return {ours: getattr(self, name) for name, ours in _FIELDS.items()} | {
             "head_dim": self.hidden_size // self.num_attention_heads,
             "num_decoder_layers": 0,
+            "loops": 1,
             "positions": "learned",
             "activation": _ACTIVATIONS[self.hidden_act],
             "residual": "post_ln",

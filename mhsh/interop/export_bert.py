@@ -149,6 +149,7 @@ def check_exportable(model: ModelConfig) -> None:
         "objective": ("mlm", "classification", "span"),
         "residual": ("post_ln", "admin", "deepnorm"),  # what LN(omega x + f(x)) is
         "qk_norm": (False,),
+        "loops": (1,),
     }
     check_fields(model, exportable, "BERT")
     _head_grid(model)

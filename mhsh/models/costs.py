@@ -57,7 +57,7 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
     nothing, as all scores are computed.
     """
     source, target, width, kv_width = length, predicted, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
-    encoder, decoder = model.num_layers, model.num_decoder_layers
+    encoder, decoder = model.loops * model.num_layers, model.loops * model.num_decoder_layers
     # A decoder layer projects targets four times in self-attention and twice in cross-attention,
     # the sources twice.
     projections = encoder * source * 2 * (width + kv_width) + decoder * (target * 6 + source * 2) * width

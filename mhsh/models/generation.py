@@ -157,7 +157,8 @@ def decode_step(
     stack = decoder_stack(model.config)
     stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     new_caches = []
-    for layer_params, cache, source in zip(params["decoder"]["layers"], caches, memory.layers, strict=True):
+    passed = [*zip(params["decoder"]["layers"], memory.layers, strict=True)] * model.config.loops
+    for (layer_params, source), cache in zip(passed, caches, strict=True):
         arguments = (stream, cache, source, position, ancestry_mask, cross_mask)
         stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_decoder_step)
         new_caches.append(new_cache)
@@ -222,7 +223,7 @@ def generate(
     prompts, lengths, limits = (jnp.asarray(batch[name]) for name in ("inputs", "lengths", "limits"))
     rows, length = prompts.shape
     places = jnp.arange(length + room)
-    caches = empty_cache(model.config, rows, length + room, model.config.num_layers)
+    caches = empty_cache(model.config, rows, length + room, model.config.loops, model.config.num_layers)
     positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
     causal = jnp.broadcast_to(places <= jnp.arange(length)[:, None], (rows, length, length + room))
     hidden, caches = advance(model, params, prompts, positions, jnp.int32(0), causal, caches)
@@ -270,6 +271,7 @@ def advance(
 
     Args:
       positions: in the text, from 0.
+      caches: stacked, for each pass of model.loops and each of its layers.
       mask: True where a token attends to a place of the cache, its own among them.
     """
     batch = {"inputs": tokens, "inputs_position": positions, "token_types": jnp.zeros_like(tokens)}
@@ -286,7 +288,8 @@ def advance(
     # fast on a CPU, compiled in 20 s instead of 2; for 384 layers it took 190 s, and was slower.
     stack = encoder_stack(model.config)
     start = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
-    stream, caches = jax.lax.scan(through, start, (params["encoder"]["layers"], caches))
+    layers = params["encoder"]["layers"]
+    stream, caches = jax.lax.scan(lambda stream, caches: jax.lax.scan(through, stream, (layers, caches)), start, caches)
     end: Any = _End(model.config, model.residual, stack)
     return end.apply({"params": params["encoder"]}, stream), caches
 

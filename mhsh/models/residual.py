@@ -61,6 +61,17 @@ class Residual(nn.Module):
         return stream.x
 
     @classmethod
+    def total(cls, stream: Stream) -> Float[Array, "B T *streams D"]:
+        """The stream as a probe sees it, with all that sublayers have added."""
+        return stream.x
+
+    @classmethod
+    def left_out(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
+        """The stream after a layer that it passes by; `after` is the one that it would leave."""
+        del config, stack
+        return Stream(before.x, after.carried)
+
+    @classmethod
     def init_gain(cls, stack: Stack) -> float:
         """The factor on the initial value, output and feed-forward kernels of a stack."""
         del stack
@@ -71,6 +82,12 @@ class Residual(nn.Module):
         """The optimizer's factors on the layers' gradients and on their updates; None: none."""
         del config
         return None
+
+
+class Weights(nn.Module):
+    """Weights, computed from the stream, with which a scheme adds up its parts. With them held
+    constant a stream is linear in what sublayers add to it.
+    """
 
 
 @add_residual("post_ln", label="Post-LN", formula=r"\mathrm{LN}(x + f(x))", growth="O(n)", source="arXiv 2004.08249, section 4.1")

@@ -75,12 +75,20 @@ def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tupl
     return layer_groups(config, num_layers) if config.remat_policy in BY_GROUPS and not _only_once(owner) else (num_layers,)
 
 
+def passes(owner: nn.Module, config: ModelConfig) -> tuple[int, ...]:
+    """The length of the scan around those, over the passes of model.loops; none where one is
+    enough.
+    """
+    return (config.loops,) if config.loops > 1 and not owner.is_initializing() else ()
+
+
 def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
     """The module class of copies of `layer` in nested scans of these lengths, rematerialised, for
-    the submodule `layers` of `owner`.
+    the submodule `layers` of `owner`; with `passes`, all that in another scan.
 
-    The parameters of all layers are stacked on axis 0 (logical axis `layers`). `layer` is called
-    with the carry, an argument that is stacked with an axis for each scan, and one that is not.
+    The parameters of all layers are stacked on axis 0 (logical axis `layers`), and are the same in
+    each pass. `layer` is called with the carry, an argument that is stacked with an axis for each
+    scan, and one that is not.
     """
     shapes = {} if _only_once(owner) else vector_shapes(owner.get_variable("params", "layers"))
     if shapes:
@@ -101,6 +109,15 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
         )
 
     layer = streamed(layer) if gathered else layer
+    for length in passes(owner, config):
+        layer = nn.scan(
+            layer,
+            variable_broadcast="params",
+            variable_axes=dict.fromkeys(SOWN, 0),
+            split_rngs={"params": False},
+            in_axes=(0, nn.broadcast),
+            length=length,
+        )
 
     def as_scanned(variables: Any) -> Any:
         stacked = packed(variables) if shapes else variables
@@ -165,7 +182,7 @@ class Encoder(nn.Module):
         layers = over_layers(EncoderLayer, self, config, lengths)(config, self.residual, name="layers")
         mask = attention_mask(segmentation, causal=config.objective == "clm")
         context = EncoderContext(mask, rotation(config, positions))
-        seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["encoder"]))
+        seeds = layer_seeds(dropout_key, (*passes(self, config), *lengths), len(SUBLAYERS["encoder"]))
         stack = encoder_stack(config)
         stream, _ = layers(self.residual.start(config, stack, x, segmentation > 0), seeds, context)
         return end_of_stack(self.residual, config, stack, stream)
@@ -221,7 +238,7 @@ class Decoder(nn.Module):
         config = self.config
         lengths = scan_lengths(self, config, config.num_decoder_layers)
         layers = over_layers(DecoderLayer, self, config, lengths)(config, self.residual, name="layers")
-        seeds = layer_seeds(dropout_key, lengths, len(SUBLAYERS["decoder"]))
+        seeds = layer_seeds(dropout_key, (*passes(self, config), *lengths), len(SUBLAYERS["decoder"]))
         stack = decoder_stack(config)
         stream, _ = layers(self.residual.start(config, stack, x, real), seeds, context)
         return end_of_stack(self.residual, config, stack, stream)

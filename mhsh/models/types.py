@@ -42,7 +42,9 @@ def in_stack_order(by_stack: Mapping[str, Value]) -> dict[str, Value]:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """The encoder or the decoder of a model, as far as the residual schemes need to know it."""
+    """The encoder or the decoder of a model, as far as the residual schemes need to know it. Layers
+    are counted as a token passes them: with model.loops each of them so many times.
+    """
 
     name: str  # a key of SUBLAYERS
     num_layers: int
@@ -56,9 +58,9 @@ class Stack:
 
 def encoder_stack(config: ModelConfig) -> Stack:
     """The encoder of a model; without a decoder it is the whole model."""
-    return Stack("encoder", config.num_layers, config.num_decoder_layers)
+    return Stack("encoder", config.loops * config.num_layers, config.loops * config.num_decoder_layers)
 
 
 def decoder_stack(config: ModelConfig) -> Stack:
     """The decoder of a model with the translation objective."""
-    return Stack("decoder", config.num_decoder_layers, 0)
+    return Stack("decoder", config.loops * config.num_decoder_layers, 0)

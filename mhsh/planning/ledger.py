@@ -44,7 +44,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     return {
         "shape": shape_in_words(model),
         "residual": model.residual,
-        "total_heads": sum(stack.num_layers for stack in stacks) * model.num_heads,
+        "total_heads": (model.num_layers + model.num_decoder_layers) * model.num_heads,
         "embed_dim": model.embed_dim,
         "head_dim": model.head_dim,
         "mlp_dim": model.mlp_dim,

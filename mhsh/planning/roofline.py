@@ -266,5 +266,5 @@ def launch_seconds(config: Config, chip: Chip) -> Range:
     """
     if chip.platform == "tpu":
         return Range(0.0, 0.0)
-    layers = config.model.num_layers + config.model.num_decoder_layers
+    layers = config.model.loops * (config.model.num_layers + config.model.num_decoder_layers)
     return Range(*(config.train.accumulation_steps * layers * OPERATIONS_A_LAYER * seconds for seconds in OPERATION_SECONDS))

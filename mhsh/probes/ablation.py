@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
+from mhsh.errors import UserError
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.residual import Stream
-from mhsh.models.types import Batch, in_stack_order
+from mhsh.models.types import Batch, decoder_stack, encoder_stack, in_stack_order
 from mhsh.probes.interceptors import (
     PROBE,
     STACK_OF_LAYER,
@@ -40,7 +39,12 @@ def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict
     - `later`: how much the later layers depend on layer l: the largest relative change of what one
       of them adds, |c' - c| / |c| averaged over tokens, where l is skipped (Csordas et al. 2025,
       arXiv 2505.13898); 0 of the last layer. Of the first batch alone.
+
+    Raises:
+      UserError: the layers are passed several times.
     """
+    if config.loops > 1:
+        raise UserError(f"model.loops = {config.loops}: a layer is in every pass; allowed with mhsh probe ablation: 1")
     losses = _Losses(config, params)
     found: dict[str, dict[str, Any]] = {}
     for stack, depth in losses.depths.items():
@@ -108,9 +112,10 @@ class _Losses:
     def _streams_of(self, params: Any, batch: Batch, gates: Any) -> Any:
         """By stack, what every layer adds to the stream: [L,B,T,D]."""
 
-        def sow(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+        def sow(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
             result = _gated(layer, args, result)
-            layer.sow(PROBE, "added", result[0].x - args[0].x)
+            added = layer.residual.total(result[0]) - layer.residual.total(args[0])
+            layer.sow(PROBE, "added", added.reshape(*added.shape[:2], -1))
             return result
 
         def of_example(example: Batch) -> Any:
@@ -120,8 +125,10 @@ class _Losses:
         return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), in_stack_order(map_examples(of_example, batch)))
 
 
-def _gated(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+def _gated(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
     """A layer whose stream passes it by where its gate is closed."""
     (after, nothing), before = result, args[0]
     opened = 1 + layer.perturb("gate", jnp.zeros(()), PROBE) > 0.5
-    return Stream(jnp.where(opened, after.x, before.x), after.carried), nothing
+    stack = {"encoder": encoder_stack, "decoder": decoder_stack}[STACK_OF_LAYER[type(layer)]](layer.config)
+    passed = layer.residual.left_out(layer.config, stack, before, after)
+    return jax.tree.map(lambda one, other: jnp.where(opened, one, other), after, passed), nothing

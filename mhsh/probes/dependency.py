@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model
 from mhsh.models.layers import LayerNorm
-from mhsh.models.residual import Residual
+from mhsh.models.residual import Residual, Weights
 from mhsh.models.transformer import Decoder, Encoder
 from mhsh.models.types import SUBLAYERS, Batch, in_stack_order
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_intercepted
@@ -26,9 +26,10 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
     """By stack, shares of the variance of its output, which sum to 1: a list over the layers for
     each sublayer, `input` for the stack's input, and `biases` for the biases of its LayerNorms.
 
-    With its statistics held constant, a LayerNorm is linear. So the output y of a stack is a sum of
-    parts. The part of a sublayer is its output f_i(.), multiplied by omega (Admin), alpha
-    (DeepNorm, ReZero) and gamma/sigma of every LayerNorm after it:
+    With its statistics held constant, a LayerNorm is linear; so is a mixture of several streams or
+    blocks with its weights held constant. So the output y of a stack is a sum of parts. The part of
+    a sublayer is its output f_i(.), multiplied by omega (Admin), alpha (DeepNorm, ReZero) and
+    gamma/sigma of every LayerNorm after it:
 
         y = c_input + sum_i c_i + c_biases,    share_i = Cov[c_i, y] / Var[y]
 
@@ -88,6 +89,8 @@ def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
             return call(stream, lambda x: branch * jax.lax.stop_gradient(sublayer(x)))
         if isinstance(module, LayerNorm):
             return _frozen(module, args[0])
+        if isinstance(module, Weights):
+            return jax.lax.stop_gradient(call(*args))
         if type(module) in _STACKS:
             y = call(_gate(module, "input") * jax.lax.stop_gradient(args[0]), *args[1:])
             found.append((_STACKS[type(module)], y))

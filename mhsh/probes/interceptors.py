@@ -57,12 +57,27 @@ def run_intercepted(
     """Runs one forward pass without dropout. Pure if the interceptor is.
 
     Returns the outputs; and by module, what the interceptor wrote with `module.sow(PROBE, name,
-    value)` or `module.perturb(name, value, PROBE)`, which adds the `perturbations`.
+    value)` or `module.perturb(name, value, PROBE)`, which adds the `perturbations`. What layers
+    wrote is stacked in the order in which a token passes them, with model.loops in all passes.
     """
-    variables = {"params": params} if perturbations is None else {"params": params, PROBE: perturbations}
+    config, variables = model.config, {"params": params}
+    if perturbations is not None:
+        variables[PROBE] = _reshaped(perturbations, config, lambda passed: (config.loops, -1, *passed.shape[1:]))
     with nn.intercept_methods(_flax_interceptor(interceptor)):
         outputs, written = cast(Any, model.apply(variables, batch, None, mutable=[PROBE]))
-    return outputs, dict(written.get(PROBE, {}))
+    return outputs, _reshaped(written.get(PROBE, {}), config, lambda passed: (-1, *passed.shape[2:]))
+
+
+def _reshaped(written: Any, config: ModelConfig, shape_of: Callable[[Any], tuple[int, ...]]) -> dict[str, Any]:
+    """With model.loops, what the scans over passes and layers stacked, in another shape."""
+    if config.loops == 1:
+        return dict(written)
+    return {
+        stack: found | {"layers": jax.tree.map(lambda leaf: leaf.reshape(shape_of(leaf)), found["layers"])}
+        if "layers" in found
+        else found
+        for stack, found in written.items()
+    }
 
 
 def non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:

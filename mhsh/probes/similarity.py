@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
@@ -47,9 +46,9 @@ def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> 
 
     @jax.jit
     def collect(params: Any, batch: Batch) -> dict[str, Any]:
-        def sow(layer: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+        def sow(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
             counts = non_padding(batch, STACK_OF_LAYER[type(layer)]).reshape(-1)
-            before, after = (stream.x.reshape(len(counts), -1) for stream in (args[0], result[0]))
+            before, after = (layer.residual.total(stream).reshape(len(counts), -1) for stream in (args[0], result[0]))
             layer.sow(PROBE, "cka", linear_cka(before, after, counts))
             layer.sow(PROBE, "cosine", mean_cosine(before, after, counts))
             return result

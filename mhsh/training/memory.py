@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.transformer import BY_GROUPS, layer_groups
-from mhsh.models.types import SUBLAYERS
+from mhsh.models.types import SUBLAYERS, encoder_stack
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, parameter_specs
 from mhsh.training.shards import as_used
@@ -236,14 +235,21 @@ def recomputed_activations(config: Config, rows: int) -> int:
         return 0
 
     def saved_of(count: int) -> int:
-        layers = {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0}
+        layers = {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0, "loops": 1}
         return saved_activations(with_policy(config, "none", **layers), rows)
 
     layer = saved_of(2) - saved_of(1)
     if model.remat_policy not in BY_GROUPS:
         return layer
-    stream = rows * config.data.sequence_length * model.embed_dim * jnp.dtype(model.residual_dtype).itemsize
-    return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * stream
+    return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * _stream_bytes(config, rows)
+
+
+def _stream_bytes(config: Config, rows: int) -> int:
+    """Of what one layer hands to the next."""
+    model, length = config.model, config.data.sequence_length
+    x = jax.ShapeDtypeStruct((rows, length, model.embed_dim), model.residual_dtype)
+    start = functools.partial(build_model(model).residual.start, model, encoder_stack(model))
+    return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(start, x, jax.ShapeDtypeStruct((rows, length), bool)))))
 
 
 def _boxed_state(config: Config) -> TrainState:

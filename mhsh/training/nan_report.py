@@ -24,15 +24,15 @@ from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradie
 def nan_report(config: Config, model: Model, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
     """The report of one forward and one backward pass of `batch` without dropout.
 
-    Returns plain values for a JSON file: `first_nonfinite_layer` (such as "encoder 1", from 1;
-    None: no layer), `nonfinite_parameters` (paths), `gradient_norm_by_layer` (by stack; None where
-    not finite), `loss` (None where not finite).
+    Returns plain values for a JSON file: `first_nonfinite_layer` (such as "encoder 1", counted from
+    1 as a token passes them; None: no layer), `nonfinite_parameters` (paths),
+    `gradient_norm_by_layer` (by stack; None where not finite), `loss` (None where not finite).
     """
 
     def inspect(params: Any, batch: Batch) -> tuple[Any, tuple[Any, Any]]:
         _, sown = model.apply({"params": params}, batch, None, mutable=["diagnosis"])
         stacks: Any = sown["diagnosis"]
-        broken = {stack: ~layers["layers"]["finite"][0] for stack, layers in stacks.items()}
+        broken = {stack: ~layers["layers"]["finite"][0].reshape(-1) for stack, layers in stacks.items()}
         weights = summed(loss_weights(batch))
 
         def loss(params: Any) -> jax.Array:

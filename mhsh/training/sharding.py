@@ -30,6 +30,8 @@ AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
     "embed": None,
     "embed_out": None,
     "head_dim": None,
+    "streams": None,  # of mhc_lite, and the weights that mix them
+    "mixing": None,
     "mlp": "tensor",
     "vocab": "tensor",
     "positions": None,

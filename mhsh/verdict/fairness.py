@@ -46,13 +46,14 @@ CONDITION_RULE = (
 DEPTH = "depth"
 _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     DEPTH: ("num_layers", "num_decoder_layers"),
+    "passes over the layers": ("loops",),
     "heads a layer": ("num_heads", "num_kv_heads"),
     "width": ("embed_dim", "head_dim", "mlp_dim"),
-    "residual scheme": ("residual", "admin_omega", "depth_exponent"),
+    "residual scheme": ("residual", "admin_omega", "depth_exponent", "residual_blocks", "residual_streams"),
     "positions": ("positions", "rope_theta", "max_positions", "num_token_types"),
     "normalisation": ("norm", "qk_norm"),
 }
-_SIZES = (DEPTH, "heads a layer", "width")
+_SIZES = (DEPTH, "passes over the layers", "heads a layer", "width")
 _FOLLOW = ("base_layers", "layers_per_group")  # what regrouping sets besides
 
 
@@ -156,13 +157,15 @@ def _trade(ours: ModelConfig, theirs: ModelConfig) -> str | None:
     """Which size was changed for others, as config.shapes does it; None: none of its ways."""
 
     def kept(m: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-        depths, width = (m.num_layers, m.num_decoder_layers), (m.num_heads * m.head_dim, m.kv_heads * m.head_dim)
-        grouped = (m.num_heads, m.kv_heads, m.mlp_dim)
+        depths, width = (m.num_layers, m.num_decoder_layers, m.loops), (m.num_heads * m.head_dim, m.kv_heads * m.head_dim)
+        grouped, passed = (m.num_heads, m.kv_heads, m.mlp_dim), (m.loops * m.num_layers, m.loops * m.num_decoder_layers)
+        heads = (*(m.num_layers * size for size in grouped), m.num_decoder_layers * m.num_heads)
         return {
-            "grouping of the heads": (*(m.num_layers * size for size in grouped), depths[1] * m.num_heads, m.embed_dim, m.head_dim),
+            "grouping of the heads": (*heads, m.embed_dim, m.head_dim, m.loops),
+            "sharing of the layers": (*passed, *grouped, m.embed_dim, m.head_dim),
             "width of a head": (*depths, *width, m.embed_dim, m.mlp_dim),
             "heads of keys and values at equal size": (*depths, m.num_heads, m.head_dim, m.embed_dim),
-            "depth at equal size": (m.num_heads, m.kv_heads),
+            "depth at equal size": (m.num_heads, m.kv_heads, m.loops),
         }
 
     equal_size = abs(layer_parameters(ours) / layer_parameters(theirs) - 1) <= PARAMETER_MARGIN

@@ -47,6 +47,7 @@ BEYOND = {
     "more than 0": 0,
     "from 0 to less than 1": 1,
     "1 or more, or -1 for the rest": 0,
+    "1 to 6": 7,
 }
 BOUNDED = {
     (objective, field.path): field
@@ -103,6 +104,11 @@ DECODER_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.num_kv_heads": 3}, "^model.num_kv_heads = 3 does not divide model.num_heads = 4; a head of keys and values is read"),
     ({"model.num_kv_heads": 8}, "^model.num_kv_heads = 8 does not divide model.num_heads = 4"),
     ({"model.head_dim": 5}, "^model.head_dim = 5; allowed with model.positions = 'rotary', which turns pairs: an even number$"),
+    ({"model.loops": 0}, "^model.loops = 0; allowed: 1 or more$"),
+    (
+        {"model.loops": 2, "model.residual": "admin"},
+        "^model.admin_omega = 'profiled'; allowed with model.loops = 2: closed_log, closed_one$",
+    ),
     ({"model.heads_per_layer": 1}, "^model.heads_per_layer = 1: 2 heads of queries share one .* give a multiple of 2, or"),
 ]
 # What only a language model has.

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from mhsh import configs
 from mhsh.config.resolve import from_dict
-from mhsh.config.shapes import at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, layer_parameters, regroup
+from mhsh.config.shapes import (
+    at_equal_size,
+    heads_at_equal_width,
+    kv_heads_at_equal_size,
+    layer_parameters,
+    regroup,
+    shape_in_words,
+    shape_name,
+)
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
 
@@ -36,6 +44,13 @@ def test_regrouped_shapes(make_config, base):
         if before.num_heads % num_heads == 0:
             assert regroup(before, num_heads) == expected, "regrouping twice is regrouping once"
         before = expected
+
+
+def test_a_loop_keeps_its_passes_and_names_them(make_config):
+    model = make_config("gpt", "6l4h_x4").model
+    assert (shape_name(model), shape_in_words(model)) == ("6x4_x4", "4 passes of 6 layers x 4 heads")
+    assert shape_name(regroup(model, 1)) == "24x1_x4"
+    assert parameter_counts(model) == parameter_counts(make_config("gpt", "6l4h").model)
 
 
 def test_regroup_refuses_what_does_not_divide_the_heads(make_config):

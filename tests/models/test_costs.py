@@ -96,6 +96,7 @@ def counted_flops(config, rows=1):
         ("quickstart", "24l1h_admin", {"data.sequence_length": 100}),
         ("gpt", "6l4h", {"model.head": "untied"}),
         ("gpt", "12l2h_gqa", {"model.head_dim": 6, "model.qk_norm": True}),
+        ("gpt", "6l4h", {"model.loops": 3}),
         ("gpt", "24l1h", {"model.mlp": "plain", "model.head": "bert", "model.bias": True}),
     ],
 )
@@ -127,8 +128,10 @@ def test_parameters_of_an_encoder_and_a_decoder(make_config, residual):
     assert (model.num_layers, model.num_decoder_layers) == (layers, layers)
     counts = parameter_counts(model)
     attention = 4 * d * 64 * 2 + 3 * 64 * 2 + d
-    norm = {"rezero": 1, "keel": 4 * d, "peri_ln": 4 * d}.get(residual, 2 * d)
-    final = 2 * d if residual in ("pre_ln", "peri_ln", "ln_scaling", "completep", "hybrid_norm") else 0
+    # Of four streams: a norm of all; a kernel and biases for 4 + 4 + 24 weights, and 3 factors.
+    streams = 4 * d + 4 * d * 32 + 32 + 3
+    norm = {"rezero": 1, "keel": 4 * d, "peri_ln": 4 * d, "block_attn_res": 4 * d, "mhc_lite": 2 * d + streams}.get(residual, 2 * d)
+    final = {"block_attn_res": 4 * d, **dict.fromkeys(("post_ln", "admin", "deepnorm", "rezero", "keel"), 0)}.get(residual, 2 * d)
     norms = {"encoder": 2 * norm, "decoder": 3 * norm}
     if residual == "hybrid_norm":  # the feed-forward's, and three gains an attention
         norms = {"encoder": norm + 3 * 64, "decoder": norm + 2 * 3 * 64}
@@ -149,7 +152,7 @@ def seq2seq_program_flops(model, source, target):
 
 
 @pytest.mark.parametrize(
-    ("heads_per_layer", "fields"), [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln"})], ids=str
+    ("heads_per_layer", "fields"), [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln", "loops": 2})], ids=str
 )
 def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make_config, heads_per_layer, fields):
     model = regroup(transformer_base(make_config, **fields), heads_per_layer)

@@ -52,6 +52,8 @@ VARIANTS = [
     {"residual": "pre_ln"},  # with a final LayerNorm
     {"residual": "ln_scaling"},  # which counts its layers
     {"residual": "hybrid_norm"},  # which normalises what is cached
+    {"residual": "block_attn_res", "residual_blocks": 2, "loops": 2},
+    {"residual": "mhc_lite", "residual_streams": 2},
     {"positions": "sinusoidal"},
     {"qk_norm": True},
     {"num_heads": 1, "num_layers": 6, "residual": "admin"},
@@ -75,7 +77,7 @@ def test_token_by_token_is_the_full_pass_at_every_position(changes, causal, rand
         hidden, caches = advance(model, params, token, jnp.full((2, 1), place), place, mask, caches)
         return next_logits(model, params, hidden), caches
 
-    caches = empty_cache(config, 2, 11, config.num_layers)
+    caches = empty_cache(config, 2, 11, config.loops, config.num_layers)
     for place in range(11):
         found, caches = step(params, tokens[:, place : place + 1], jnp.int32(place), caches)
         np.testing.assert_allclose(found[:, 0], wanted[:, place], atol=1e-5 * np.abs(wanted).max(), rtol=0)

@@ -10,6 +10,7 @@ import pytest
 from mhsh.models.build import build_model, forward
 from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode
 from mhsh.models.layers import sinusoids
+from mhsh.models.types import decoder_stack
 from tests.compiling import compiled_forward
 from tests.models.plain import JOINS, encoder_decoder, norm
 
@@ -84,7 +85,8 @@ def decoded(config, params, batch, length):
             logits, caches = decode_step(model, weights, tokens[:, :, position], position, ancestry_mask, caches, memory)
             return caches, logits
 
-        _, logits = jax.lax.scan(step, (empty_cache(config, rows, 3 * length),) * config.num_decoder_layers, jnp.arange(length))
+        caches = (empty_cache(config, rows, 3 * length),) * decoder_stack(config).num_layers
+        _, logits = jax.lax.scan(step, caches, jnp.arange(length))
         return jnp.moveaxis(logits, 0, 2)
 
     return decode(params, source, tokens), tokens
@@ -96,10 +98,13 @@ def decoded(config, params, batch, length):
         ("pre_ln", 1),  # with a final LayerNorm
         ("ln_scaling", 1),  # which counts its layers
         ("hybrid_norm", 2),  # which normalises what is cached
+        ("block_attn_res", 1),  # whose blocks are of this token alone
     ],
 )
 def test_cached_decoding_equals_the_whole_forward_pass(tiny_seq2seq, make_pairs, random_params, error, residual, num_heads):
-    config = tiny_seq2seq(residual=residual, num_heads=num_heads, positions="learned" if num_heads == 1 else "sinusoidal")
+    loops = 2 if residual == "block_attn_res" else 1
+    positions = "learned" if num_heads == 1 else "sinusoidal"
+    config = tiny_seq2seq(residual=residual, num_heads=num_heads, positions=positions, loops=loops)
     batch = make_pairs([[1] * 5, [1, 1, 0, 0, 0]], [[1] * 7, [1] * 7])
     params = random_params(config)
     logits, tokens = decoded(config, params, batch, 7)

@@ -61,9 +61,12 @@ def silenced(params, layers, names):
     return params | {"encoder": params["encoder"] | {"layers": stacked}}
 
 
-def test_a_layer_keeps_its_number_when_another_is_skipped(tiny, make_batch, random_params):
-    """In a stream that is a sum, a layer is skipped where its branches put out nothing."""
-    config = tiny(residual="ln_scaling")
+@pytest.mark.parametrize("residual", ["ln_scaling", "block_attn_res"])
+def test_a_layer_keeps_its_number_when_another_is_skipped(tiny, make_batch, random_params, residual):
+    """In a stream that is a sum, a layer is skipped where its branches put out nothing; also where
+    a block begins in it.
+    """
+    config = tiny(residual=residual, residual_blocks=2)
     params, batch = random_params(config), make_batch(SEGMENTS)
     found = ablation(config, params, [batch])["encoder"]
     expected = loss(config, silenced(params, [1], ("kernel", "bias")), batch)

@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.config.entries import SCHEMES
 from mhsh.probes.dependency import dependency
-from tests.models.plain import norm
+from tests.models.plain import JOINS, norm
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
@@ -22,7 +22,11 @@ def total(shares) -> float:
 DECODER = dict(objective="clm", next_sentence=False, positions="rotary", norm="rms", bias=False, head="tied")
 
 
-@pytest.mark.parametrize(("residual", "fields"), [("admin", {}), ("rezero", {}), ("pre_ln", DECODER)], ids=str)
+@pytest.mark.parametrize(
+    ("residual", "fields"),
+    [("admin", {}), ("rezero", {}), ("pre_ln", DECODER), ("block_attn_res", {"residual_blocks": 2}), ("mhc_lite", {})],
+    ids=str,
+)
 def test_shares_sum_to_one(tiny, make_batch, random_params, residual, fields):
     config = tiny(residual=residual, **fields)
     shares = dependency(config, random_params(config), make_batch(SEGMENTS))["encoder"]
@@ -32,7 +36,7 @@ def test_shares_sum_to_one(tiny, make_batch, random_params, residual, fields):
     assert (shares["biases"] == 0) == (residual in ("rezero", "pre_ln"))
 
 
-@pytest.mark.parametrize("residual", SCHEMES.names())
+@pytest.mark.parametrize("residual", JOINS)
 def test_constant_branches_are_followed_by_hand(tiny, make_batch, random_params, residual):
     """Sublayers whose kernels are 0 put out their last bias alone, so that every part of the stream
     can be written down.

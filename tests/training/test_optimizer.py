@@ -123,7 +123,7 @@ def test_the_table_covers_every_parameter(make_config, residual, objective):
     decayed = {path for path, decays in mask.items() if decays}
     assert decayed == {path for path in mask if path.endswith("kernel")} | {"embeddings/token"} | positions
     spared = {path.split("/")[-1].split("_")[-1] for path in mask if path not in decayed}
-    extra = {"admin": {"omega"}, "rezero": {"alpha"}}.get(residual, set())
+    extra = {"admin": {"omega"}, "rezero": {"alpha"}, "block_attn_res": {"query"}, "mhc_lite": {"alpha"}}.get(residual, set())
     # ReZero has no LayerNorm, and the embeddings of translation have none either.
     norms = set() if (residual, objective) == ("rezero", "translation") else {"scale"}
     assert spared == {"bias"} | norms | extra

@@ -61,6 +61,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }
 GATHERED = {"model.remat_policy": "gathered_groups"}
+LOOPED = {"model.loops": 2}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,11 @@ GATHERED = {"model.remat_policy": "gathered_groups"}
         pytest.param("gpt", "6l4h_gqa", (2, 2, 2), {}, marks=pytest.mark.slow),
         # One head of keys and values, which is not cut.
         pytest.param("gpt", "12l2h_gqa", (1, 4, 2), {}, marks=pytest.mark.slow),
+        ("gpt", "6l4h", (2, 2, 1), LOOPED | {"model.residual": "block_attn_res", "model.residual_blocks": 3}),
+        ("gpt", "6l4h", (1, 2, 2), {"model.residual": "mhc_lite", "model.residual_streams": 2}),
+        pytest.param("gpt", "6l4h", (2, 2, 1), LOOPED | GATHERED, marks=pytest.mark.slow),
+        pytest.param("gpt", "6l4h", (2, 2, 1), GATHERED | {"model.residual": "block_attn_res"}, marks=pytest.mark.slow),
+        pytest.param("gpt", "6l4h", (2, 2, 1), GATHERED | {"model.residual": "mhc_lite"}, marks=pytest.mark.slow),
         ("bert", "4l4h", (1, 8, 1), GATHERED),
         ("translation", "tiny", (2, 2, 2), GATHERED),
         pytest.param("bert", "4l4h", (2, 2, 1), GATHERED | {"train.accumulation_steps": 2}, marks=pytest.mark.slow),

@@ -222,6 +222,14 @@ def test_heads_of_keys_and_values_are_a_factor(make_config: Callable[..., Any]):
     assert set(factors(make_config("gpt", "12l2h_gqa"), whole)) == {"heads a layer", "depth", "width"}
 
 
+def test_passes_over_the_layers_are_a_factor(make_config: Callable[..., Any]):
+    """With as many layers passed, what differs is that they are shared."""
+    looped, plain = make_config("gpt", "6l4h_x2"), make_config("gpt", "6l4h")
+    assert factors(looped, plain) == ("passes over the layers",)
+    assert factors(looped, make_config("gpt", "6l4h", **{"model.num_layers": 12})) == ("sharing of the layers",)
+    assert set(factors(looped, make_config("gpt", "12l2h"))) == {"depth", "passes over the layers", "heads a layer", "width"}
+
+
 def test_several_factors_at_once_are_confounded(make_run: MakeRun):
     deep = DEEPER | {"residual": "pre_ln", "qk_norm": True}
     comparison = judge(planted(make_run, {"a": ({}, [2.0, 2.01, 2.02]), "b": (deep, [2.5, 2.51, 2.52])}))

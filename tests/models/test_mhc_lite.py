@@ -1,0 +1,117 @@
+"""mHC-lite against the paper's equations, a token and a permutation at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from mhsh.models.build import build_model, forward
+from mhsh.models.mhc_lite import MHCLite, StreamWeights
+from mhsh.models.transformer import Encoder
+from tests.models.plain import attention, feed_forward, library, may_look, norm, run_stack
+
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 0, 0]])
+
+
+def join(streams, f, p, epsilon):
+    """The R streams [B,T,D] after a sublayer: x_q = sum_r H_qr x_r + post_q f(LN(sum_r pre_r
+    x_r)).
+    """
+    xp, count = library(streams[0]), len(streams)
+    weights, rms = p["weights"], 0
+    for x in streams:
+        rms = rms + (x**2).sum(axis=-1, keepdims=True) / (count * x.shape[-1])
+    parts = 0
+    for r, x in enumerate(streams):
+        parts = parts + x / xp.sqrt(rms + epsilon) * weights["norm_scale"][r] @ weights["mixing_kernel"][r]
+    pre, post, permuted = (
+        weights["alpha"][i] * parts[..., part] + weights["bias"][part]
+        for i, part in enumerate((slice(0, count), slice(count, 2 * count), slice(2 * count, None)))
+    )
+    exponentials = xp.exp(permuted)
+    pre, post = 1 / (1 + xp.exp(-pre)), 2 / (1 + xp.exp(-post))
+    y = f(norm(sum(pre[..., r, None] * x for r, x in enumerate(streams)), p["norm"], epsilon))
+    mixed = [0] * count
+    for place, permutation in enumerate(itertools.permutations(range(count))):
+        weight = exponentials[..., place, None] / exponentials.sum(axis=-1, keepdims=True)
+        for q, r in enumerate(permutation):
+            mixed[q] = mixed[q] + weight * streams[r]
+    return [mixed[q] + post[..., q, None] * y for q in range(count)]
+
+
+def plain_encoder(params, x, count, epsilon):
+    look = may_look(SEGMENTS, SEGMENTS)
+    sublayers = {"attention": lambda p, x: attention(p, x, x, look), "feed_forward": feed_forward}
+    streams = run_stack(params, sublayers, [x] * count, lambda streams, f, p: join(streams, f, p, epsilon))
+    return norm(sum(streams), params["final_norm"], epsilon)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_values_and_gradients_are_those_of_the_equations(tiny, random_like, error, count):
+    config = tiny(residual="mhc_lite", residual_streams=count, num_layers=2, activation="relu", layer_norm_epsilon=1e-5)
+    encoder, x = Encoder(config, MHCLite), jax.random.normal(jax.random.key(0), (*SEGMENTS.shape, config.embed_dim))
+    params = random_like(jax.eval_shape(lambda: encoder.init(jax.random.key(1), x, jnp.asarray(SEGMENTS), None))["params"])
+    weights = jax.random.normal(jax.random.key(2), x.shape) * (SEGMENTS > 0)[:, :, None]
+
+    def of(run):
+        return jax.jit(jax.value_and_grad(lambda params, x: (weights * run(params, x)).sum(), argnums=(0, 1)))(params, x)
+
+    found = of(lambda params, x: encoder.apply({"params": params}, x, jnp.asarray(SEGMENTS), None))
+    assert error(found, of(lambda params, x: plain_encoder(params, x, count, 1e-5))) < 1e-4
+    exact = plain_encoder(jax.tree.map(np.float64, params), np.float64(x), count, 1e-5)
+    assert error(found[0], (np.float64(weights) * exact).sum()) < 1e-4
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_rows_and_columns_of_the_mixing_matrices_sum_to_one(tiny, random_like, count):
+    module, x = StreamWeights(tiny(residual_streams=count)), jax.random.normal(jax.random.key(0), (2, 5, count, 12))
+    params = random_like(jax.eval_shape(lambda: module.init(jax.random.key(1), x))["params"])
+    read, write, mixing = module.apply({"params": jax.tree.map(lambda leaf: 3 * leaf, params)}, x)
+    assert float(mixing.min()) > 0 and float(mixing.std()) > 0.1
+    np.testing.assert_allclose(mixing.sum(axis=-1), 1, atol=1e-6)
+    np.testing.assert_allclose(mixing.sum(axis=-2), 1, atol=1e-6)
+    assert 0 < read.min() < read.max() < 1 and 0 < write.min() < write.max() < 2
+
+
+def test_where_the_weights_start(tiny):
+    """With the numbers of the authors' code: almost unmixed, one stream read and written most."""
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4, 12))
+    chosen = set()
+    for seed in range(20):
+        found, variables = StreamWeights(tiny()).init_with_output(jax.random.key(seed), x)
+        params = nn.unbox(variables)["params"]
+        read, write, mixing = (np.asarray(each[0, 0]) for each in found)
+        chosen.add(int(read.argmax()))
+        np.testing.assert_allclose(sorted(read), [0.268941] * 3 + [0.731059], atol=1e-5)  # of sigmoid(-1) and sigmoid(1)
+        np.testing.assert_allclose(write, 2 * read, atol=1e-6)
+        # 6 of the 24 permutations leave a stream where it is.
+        other = math.exp(-8)
+        np.testing.assert_allclose(mixing.diagonal(), (1 + 5 * other) / (1 + 23 * other), atol=1e-6)
+        assert not params["mixing_kernel"].any() and (params["alpha"] == 0.01).all()
+    assert chosen == {0, 1, 2, 3}
+
+
+def test_one_stream_is_pre_ln(tiny, make_batch, random_params, error):
+    """H is 1, and where the write weight is 1 too, a LayerNorm does not see the read weight."""
+    config, batch = tiny(residual="mhc_lite", residual_streams=1, layer_norm_epsilon=1e-12), make_batch(SEGMENTS)
+    params = random_params(config)
+    layers = dict(params["encoder"]["layers"])
+    for name in ("attention_residual", "feed_forward_residual"):
+        weights = layers[name]["weights"] | {"alpha": jnp.array([0.3, 0.0, 0.3]) * jnp.ones((3, 1))}
+        weights["bias"] = weights["bias"].at[:, 1].set(0.0)
+        layers[name] = layers[name] | {"weights": weights}
+    params = params | {"encoder": params["encoder"] | {"layers": layers}}
+    run = jax.jit(forward, static_argnums=0)
+    plain = tiny(residual="pre_ln", layer_norm_epsilon=1e-12)
+    without = params | {
+        "encoder": params["encoder"]
+        | {"layers": layers | {name: {"norm": layers[name]["norm"]} for name in ("attention_residual", "feed_forward_residual")}}
+    }
+    found, expected = run(build_model(config), params, batch, None), run(build_model(plain), without, batch, None)
+    assert error(found.logits, expected.logits) < 1e-5
