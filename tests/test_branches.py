@@ -54,7 +54,7 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path):
     killed = tmp_path / "killed"
     shutil.copytree(branch, killed)
     shutil.rmtree(killed / "checkpoints")
-    (killed / "run.json").write_text(json.dumps(record | {"status": "branching"}))
+    (killed / "run.json").write_text(json.dumps(record | {"status": "branching", "checkpoint": None}))
     assert mhsh_here(*arguments, f"--workdir={killed}").returncode == 0
     assert rows_without_timings(killed) == rows_without_timings(branch)
 
