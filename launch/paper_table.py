@@ -130,7 +130,7 @@ class Figures:
             with contextlib.suppress(FileNotFoundError):
                 cell += f", {name} {figure(shape):.3g}"
             cells.append(cell)
-        return "parameters, FLOPs: " + "; ".join(cells)
+        return "parameters, FLOPs of all fine-tunings: " + "; ".join(cells)
 
     def obtained(self, name: str) -> str:
         """The figures of an experiment; empty until it is finished."""
@@ -160,7 +160,7 @@ class Figures:
             return ""
 
 
-HEADER = "| experiment | claim | recipe | its source | chip-hours on 16 v5e | on 8 h100 | the paper | obtained | small, here |"
+HEADER = "| experiment | claim | recipe | source | chip-hours on 16 v5e | on 8 h100 | the paper | obtained; FLOPs | small, here |"
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +42,7 @@ from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
 RECORD_FILE = "imported.json"
-MOST_POSITIONS = 2**31 - 1
-
+_MOST_POSITIONS = 2**31 - 1
 
 EXAMPLES = (
     "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
@@ -102,11 +102,16 @@ def _asked(config: Changed, task: Changed | None) -> Config:
     """The config; of a checkpoint with a head for a task, the sections of the task over those of
     --config, whose overrides go over both.
     """
+    model = config.fields.get("model")
+    is_whole = isinstance(model, Mapping) and "max_positions" in model  # of another one from_dict says what is missing
+    if not is_whole and isinstance(model, Mapping) and model.get("objective") in ("classification", "span"):
+        raise UserError("--config is one for fine-tuning: give it as --task, beside one for pre-training, such as bert:12l12h")
     for path, _ in config.changes:
         if path in SHAPING:
             raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it away")
     # The positions are the checkpoint's: until it is read, there are enough for any rows.
-    base = from_dict(override(config.fields, [("model.max_positions", MOST_POSITIONS)], "--config."))
+    fields = override(config.fields, [("model.max_positions", _MOST_POSITIONS)], "--config.") if is_whole else config.fields
+    base = from_dict(fields)
     if task is None:
         return base
     if not isinstance(base.data, DataConfig):
