@@ -32,13 +32,13 @@ _OTHERS = {
 HEAD_BYTES = 512  # enough for `compression` and `signature`
 
 # Of UTF-32 before UTF-16, whose mark is the first half of it.
-_MARKS = {
-    "utf-8-sig": codecs.BOM_UTF8,
-    "utf-32": codecs.BOM_UTF32_LE,
-    "utf-32 ": codecs.BOM_UTF32_BE,
-    "utf-16": codecs.BOM_UTF16_LE,
-    "utf-16 ": codecs.BOM_UTF16_BE,
-}
+_MARKS = (
+    ("utf-8-sig", codecs.BOM_UTF8),
+    ("utf-32", codecs.BOM_UTF32_LE),
+    ("utf-32", codecs.BOM_UTF32_BE),
+    ("utf-16", codecs.BOM_UTF16_LE),
+    ("utf-16", codecs.BOM_UTF16_BE),
+)
 _LONE = re.compile("[\ud800-\udfff]")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _HIGH = re.compile(rb"[\x80-\xff]")
@@ -59,7 +59,7 @@ def signature(head: bytes) -> str:
 
 def marked_encoding(head: bytes) -> str:
     """utf-8-sig, utf-16 or utf-32, where a file begins with a byte order mark; else utf-8."""
-    return next((name.strip() for name, mark in _MARKS.items() if head.startswith(mark)), "utf-8")
+    return next((name for name, mark in _MARKS if head.startswith(mark)), "utf-8")
 
 
 def decoded(content: bytes, where: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,14 @@ from cyclopts import Parameter
 
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
-from mhsh.data.documents import SOURCES, find_source
+from mhsh.data.documents import SOURCES
 from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source, source_for
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded, is_remote, read_object
-from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.bucket import is_remote
+from mhsh.storage.files import expanded, read_object
+from mhsh.storage.questions import exists
+from mhsh.storage.run_folder import RunFolder, committed_steps
 from mhsh.text import format_list
 
 EXAMPLES = (
@@ -43,12 +46,9 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
     if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
         lines = _of_source(what, vocab, lowercase)
     else:
-        path = Path(what).expanduser()
-        if is_remote(what):
-            find_source(what)  # says which source to write
-        if not path.exists():
+        if not exists(expanded(what)):
             raise UserError(f"there is no {what}; name a file, a folder, or a source such as 'text:corpus/*.txt' (mhsh configs)")
-        lines = _of_folder(path, what, vocab, lowercase)
+        lines = _of_folder(what, vocab, lowercase)
     for line in lines:
         print(line, flush=True)
     return 0
@@ -67,18 +67,21 @@ def source_lines(config: Config) -> Iterator[str]:
 def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     tokenizer = None if vocab is None else load_wordpiece(expanded(vocab), lowercase)
     yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
-    yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source='{source}' --workdir=runs/mine"
+    yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source={shlex.quote(source)} --workdir=runs/mine"
 
 
-def _of_folder(path: Path, what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
+def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
+    path = expanded(what)
     config = path / "config.json"
-    if not config.exists():
+    if not exists(config):
         yield from _of_source(source_for(what), vocab, lowercase)
     elif "model_type" in read_object(config):
+        if is_remote(what):
+            raise UserError(f"{what} is a Hugging Face checkpoint in a bucket; copy it to a disk, from which mhsh import reads it")
         from mhsh.interop.describe import describe_checkpoint
 
-        yield from describe_checkpoint(path)
-        yield f"to import it: mhsh import {what} --config=bert:12l12h --out=runs/imported"
+        yield from describe_checkpoint(Path(path))
+        yield f"to import it: mhsh import {shlex.quote(what)} --config=bert:12l12h --out=runs/imported"
     else:
         yield from _of_run(RunFolder(what))
 
@@ -86,14 +89,14 @@ def _of_folder(path: Path, what: str, vocab: str | None, lowercase: bool) -> Ite
 def _of_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     model, train, data = config.model, config.train, config.data
-    steps = sorted(int(path.name) for path in folder.checkpoints_path.glob("*") if path.name.isdecimal())
+    steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
     yield (
         f"{folder.path.name}: {shape_in_words(model)} ({model.residual}, D = {model.embed_dim}), {model.objective} on "
         f"{data.source}, {train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"
     )
     if not steps:
-        yield f"no checkpoint; train it: mhsh train --workdir={folder.path}"
+        yield f"no checkpoint; train it: mhsh train --workdir={named}"
         return
     yield f"checkpoints of the steps {format_list([f'{step:,}' for step in steps])}"
-    more = f"mhsh train --workdir={folder.path}" if steps[-1] < train.num_steps else f"mhsh eval {folder.path}"
+    more = f"mhsh train --workdir={named}" if steps[-1] < train.num_steps else f"mhsh eval {named}"
     yield f"to go on: {more}"

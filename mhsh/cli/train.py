@@ -68,7 +68,9 @@ def run(
         config = _config_in(workdir)
     line = first_line(config, RunFolder(workdir))
     if process_id in (None, 0) and not distributed:
-        print(line, *source_lines(config), sep="\n", flush=True)
+        print(line, flush=True)
+        for said in source_lines(config):
+            print(said, flush=True)
     import jax
 
     from mhsh.training.cluster import join

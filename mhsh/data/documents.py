@@ -132,8 +132,8 @@ def document_rule(source: str) -> str:
     """What a document of a `data.source` is, and what makes it another of the same files."""
     kind, _ = find_source(source)
     others = [other for other in SOURCES.values() if other.reads == kind.reads and other is not kind]
-    words = ", ".join(f"with {other.name}: {other.document}" for other in others)
-    return f"a document is {kind.document}" + (f" (in place of {kind.name}: {words})" if words else "")
+    words = ", ".join(f"{other.document} with {other.name}:" for other in others)
+    return f"a document is {kind.document}" + (f" ({words})" if words else "")
 
 
 def documents(source: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from mhsh.data.text_files import first_bytes, text_lines
 from mhsh.data.wordpiece import Tokenizer, check_known, count_unknown, unknown_fraction
 from mhsh.encoding import marked_encoding, signature
 from mhsh.errors import UserError
+from mhsh.storage.questions import exists, is_dir
 from mhsh.text import count, format_names
 
 HEAD_CHARACTERS, SAMPLE_CHARACTERS = 1 << 21, 1 << 25  # read for the head of a command, and for `mhsh inspect`
@@ -24,7 +25,7 @@ _SHORT_DOCUMENT = 40
 
 # How a document of a form that is no prose begins, and what to do.
 _NO_PROSE = {
-    "JSON": (r"[\[{]\s*[\"{\[]", "write an object a line, and read a field of it with jsonl:"),
+    "JSON": (r"\{\s*\"|\[\s*[\"{]", "write an object a line, and read a field of it with jsonl:"),
     "XML or HTML": (r"<[!?/\w][^<]*>", "take the tags out first"),
     "a table": (r"[^\n\t]*\t[^\n\t]*\t", "write the column that is text to a file of its own"),
 }
@@ -103,16 +104,16 @@ def source_for(path: str) -> str:
       UserError: there is none, or its files are no form of text.
     """
     where = epath.Path(path).expanduser()
-    if (where / "prepare.json").exists():
+    if exists(where / "prepare.json"):
         return f"arrayrecord:{path}"
-    if (where / "state.json").exists() or (where / "dataset_dict.json").exists():
+    if exists(where / "state.json") or exists(where / "dataset_dict.json"):
         return f"arrow:{path}"
     first = files_of(f"text:{path}")[0]
     form = signature(first_bytes(first)[1])
     if form == "Parquet":
         return f"parquet:{path}"
     if form:
-        remedy = f"name the texts alone, such as 'text:{path}/**/*.txt'" if where.is_dir() else "unpack it, or write its text out"
+        remedy = f"name the texts alone, such as 'text:{path}/**/*.txt'" if is_dir(where) else "unpack it, or write its text out"
         raise UserError(f"{first} is {form}, which no source reads; {remedy}")
     field = text_field(next(text_lines(first), ""))
     return f"text:{path}" if field is None else f"jsonl:{path}" if field == "text" else f"jsonl:{path}:{field}"

@@ -20,12 +20,12 @@ _LONGEST_FILE = 1 << 28  # characters
 
 def read_text(argument: str) -> Iterator[str]:
     """The lines of files up to a blank line."""
-    return _of_files("text", argument, lambda path: _up_to_blank_lines(text_lines(path)))
+    return _of_files("text", argument, _up_to_blank_lines)
 
 
 def read_lines(argument: str) -> Iterator[str]:
     """Each line of files."""
-    return _of_files("lines", argument, text_lines)
+    return _of_files("lines", argument, iter)
 
 
 def read_whole_files(argument: str) -> Iterator[str]:
@@ -61,18 +61,27 @@ def _paths(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, inner
 
 
-def _of_files(name: str, argument: str, read: Callable[[epath.Path], Iterable[str]]) -> Iterator[str]:
-    """The documents of all files. Raises UserError where the first file is lines of JSON: braces
-    and keys are no prose.
+def _of_files(name: str, argument: str, read: Callable[[Iterable[str]], Iterator[str]]) -> Iterator[str]:
+    """The documents that `read` makes of the lines of each file."""
+    paths = matching_files(argument, f"data.source = {f'{name}:{argument}'!r}", "*")
+    return (text for path in paths for text in read(_prose(path, argument)))
+
+
+def _prose(path: epath.Path, argument: str) -> Iterator[str]:
+    """The lines of a file of `argument`. Raises UserError where the first one is JSON: braces and
+    keys are no prose.
     """
-    first, *others = matching_files(argument, f"data.source = {f'{name}:{argument}'!r}", "*")
-    field = text_field(next(iter(text_lines(first)), ""))
-    if field is not None:
-        raise UserError(
-            f"{first} holds lines of JSON, whose braces and keys would be learnt as text; to read a field of each line, set "
-            f"data.source to jsonl:{argument}:{field or 'FIELD'}; to learn the JSON itself, set it to files:{argument}"
-        )
-    return (text for path in (first, *others) for text in read(path))
+    lines = text_lines(path)
+    for line in itertools.islice(lines, 1):
+        field = text_field(line)
+        if field is not None:
+            raise UserError(
+                f"{path} holds lines of JSON, whose braces and keys would be learnt as text; to read a field of each line, set "
+                f"data.source to jsonl:{argument}:{field or 'FIELD'}; to learn the JSON itself, set it to files:{argument}; or "
+                "leave that file out"
+            )
+        yield line
+    yield from lines
 
 
 def _whole(path: epath.Path) -> str:

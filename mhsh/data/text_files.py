@@ -25,7 +25,7 @@ from mhsh.storage.bucket import bucket_objects, is_remote
 from mhsh.storage.files import opened
 from mhsh.storage.questions import is_file
 
-_MOST_LAYERS = 3  # compressed files in one another
+_MOST_LAYERS = 2  # of compression, one in another
 _BUFFER_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 28  # what a few kilobytes unpack to may have no end
 
@@ -54,9 +54,10 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     try:
         paths = _matches(pattern)
         if not paths and in_folder is not None:
-            inside = _matches(f"{pattern.rstrip('/')}/**/{in_folder}")
-            # A glob leaves hidden files out on a disk, but not in a bucket.
-            paths = [path for path in inside if "/." not in str(path).removeprefix(pattern.rstrip("/"))]
+            folder = pattern.rstrip("/")
+            paths = _matches(f"{folder}/**/{in_folder}")
+            if is_remote(folder):  # whose globs do not leave hidden files out
+                paths = [path for path in paths if "/." not in str(path).removeprefix(folder)]
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not paths:
@@ -104,8 +105,8 @@ def _unpacked_layers(path: epath.PathLike | None) -> Iterator[tuple[list[str], i
             file: Any = sys.stdin.buffer if path is None else stack.enter_context(opened(path))
             while kind := compression(file.peek(HEAD_BYTES)):
                 layers.append(kind)
-                if len(layers) == _MOST_LAYERS:
-                    raise UserError(f"{name} is compressed {_MOST_LAYERS} times or more; unpack it first")
+                if len(layers) > _MOST_LAYERS:
+                    raise UserError(f"{name} is compressed more than {_MOST_LAYERS} times; unpack it first")
                 file = stack.enter_context(_unpacking(kind, file))
             yield layers, file
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:

@@ -48,7 +48,9 @@ def append_rows(path: epath.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
     lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
     if is_remote(path):
-        path.write_text((path.read_text() if exists(path) else "") + lines)
+        before = path.read_text() if exists(path) else ""
+        if not before.endswith(lines):  # as where they were written, and the answer was lost
+            path.write_text(before + lines)
     else:
         with open(path, "a", encoding="utf-8") as file:
             file.write(lines)

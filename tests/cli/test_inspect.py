@@ -11,6 +11,8 @@ from pyarrow import parquet
 
 from mhsh.cli.main import main
 from mhsh.data.wordpiece import SPECIALS
+from mhsh.storage.run_folder import RunFolder
+from tests.conftest import MakeConfig
 from tests.interop.small_bert import TOKENS
 
 TEXTS = [f"Document {number} is about the river that runs past the mill." for number in range(40)]
@@ -28,8 +30,10 @@ def test_a_folder_of_texts(tmp_path: Path, capsys) -> None:
     said = inspect(capsys, tmp_path)
     assert said.startswith(f"text:{tmp_path}: 3 files, ")
     assert "1 text in UTF-16 by its mark" in said and "1 text in UTF-8 in gzip" in said
-    assert "42 documents of" in said and "a document is the lines up to a blank line (in place of text: with lines: a line" in said
-    assert f"--config.data.source='text:{tmp_path}'" in said
+    assert (
+        "42 documents of" in said and "a document is the lines up to a blank line (a line with lines:, a file with files:)" in said
+    )
+    assert f"--config.data.source=text:{tmp_path} " in said
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_the_source_follows_from_the_first_bytes(tmp_path: Path, capsys, name: s
         separator, form = ("\n", lambda text: json.dumps({"body": text})) if name == "t.jsonl" else ("\n\n", str)
         path.write_text(separator.join(map(form, TEXTS)))
     said = inspect(capsys, path)
-    assert f"--config.data.source='{source.format(path)}'" in said
+    assert f"--config.data.source={source.format(path)} " in said
     assert "40 documents" in said
     assert inspect(capsys, source.format(path)) == said
 
@@ -92,6 +96,17 @@ def test_a_checkpoint(tmp_path: Path, capsys) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "no", "1": "yes"}}))
     said = inspect(capsys, tmp_path)
     assert "outputs: no, yes\ntokenizer: WordPiece of" in said
+
+
+def test_a_run(tmp_path: Path, capsys, make_config: MakeConfig) -> None:
+    folder = RunFolder.open_for_training(tmp_path / "my run", make_config("bert", "3l4h"))
+    said = inspect(capsys, folder.path)
+    assert said.startswith("my run: 3 layers x 4 heads (admin, D = 64), mlm on stdlib, 1,000 steps of 32 x 32 tokens\n")
+    assert said.endswith(f"no checkpoint; train it: mhsh train --workdir='{folder.path}'\n")
+    for step, more in ((500, f"mhsh train --workdir='{folder.path}'"), (1000, f"mhsh eval '{folder.path}'")):
+        (folder.checkpoints_path / str(step)).mkdir(parents=True)
+        (folder.checkpoints_path / f"{step}.orbax-checkpoint-tmp").mkdir()
+        assert inspect(capsys, folder.path).endswith(f"{step:,}\nto go on: {more}\n")
 
 
 @pytest.mark.parametrize(

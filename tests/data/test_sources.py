@@ -47,6 +47,13 @@ def test_a_folder_is_its_files_and_the_kind_says_what_a_document_is(corpus: Path
     assert read(f"{kind}:{corpus}") == read(f"{kind}:{corpus}/") == read(f"{kind}:{corpus}/**/*.*") == expected
 
 
+def test_a_folder_below_a_hidden_one(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(corpus))
+    (corpus / ".texts").mkdir()
+    (corpus / ".texts" / "a.txt").write_text("A")
+    assert read("text:~/.texts") == read(f"text:{corpus}//.texts/") == ["A"]
+
+
 def test_a_folder_without_files_and_one_with_an_image(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert "matches no file; correct the glob" in refusal(f"text:{tmp_path}/none")
@@ -92,8 +99,11 @@ def test_lines_of_json_are_not_read_as_prose(tmp_path: Path, kind: str) -> None:
     assert f"set data.source to jsonl:{tmp_path}/*:doc.body;" in message
     assert read(f"jsonl:{tmp_path}/*:doc.body") == ["A longer text."]
     assert read(f"files:{tmp_path}/*") == [(tmp_path / "t.jsonl").read_text().strip()]
+    (tmp_path / "a.txt").write_text("Prose.\n")
+    assert refusal(f"{kind}:{tmp_path}").endswith("or leave that file out")  # which is the second one
+    assert read(f"{kind}:{tmp_path}/*.txt") == ["Prose."]
     (tmp_path / "t.jsonl").write_text("{ a brace in prose }\n")
-    assert read(f"{kind}:{tmp_path}/*") == ["{ a brace in prose }"]
+    assert read(f"{kind}:{tmp_path}/*") == ["Prose.", "{ a brace in prose }"]
 
 
 TABLES = {
@@ -171,7 +181,7 @@ def test_a_corpus_of_one_document_names_the_rule_and_what_changes_it(tmp_path: P
     task = task_of(from_dict(fields))
     with pytest.raises(UserError) as raised:
         task.load()
-    rule = "a document is the lines up to a blank line (in place of text: with lines: a line, with files: a file): give more"
+    rule = "a document is the lines up to a blank line (a line with lines:, a file with files:): give more"
     assert rule in str(raised.value)
     fields["data"]["source"] = f"lines:{tmp_path}/a.txt"
     assert sum(1 for _ in task_of(from_dict(fields)).streams()[0]) == 100

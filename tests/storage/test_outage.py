@@ -101,6 +101,19 @@ def test_where_training_goes_on_nothing_is_tried_twice(faulty: FaultyBucket, run
     assert len(faulty.requests) - begin <= 2 and time.monotonic() - seconds < 1.5
 
 
+def test_rows_whose_answer_was_lost_are_there_once(faulty: FaultyBucket, run: str) -> None:
+    """Half of the answer to the upload comes: the rows are written, and are given again."""
+    rows = [{"step": step, "split": "train", "loss": 1.0} for step in (1, 2)]
+    folder = RunFolder(run)
+    folder.append_metrics(rows[:1])
+    faulty.decide = lambda number, method, path: "cut" if method in ("POST", "PUT") else None
+    with outage.one_try(), pytest.raises(Unavailable):
+        folder.append_metrics(rows[1:])
+    faulty.decide = lambda number, method, path: None
+    folder.append_metrics(rows[1:])
+    assert folder.read_metrics().rows == rows
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_is_one_line_at_once_that_names_the_login(faulty: FaultyBucket, run: str, status: int) -> None:
     faulty.decide = lambda number, method, path: status
