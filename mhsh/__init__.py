@@ -10,19 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhsh import configs as configs
+    from mhsh.config.entries import add_optimizer as add_optimizer
+    from mhsh.config.entries import add_residual as add_residual
     from mhsh.config.schema import Config as Config
+    from mhsh.data.documents import add_source as add_source
     from mhsh.errors import UserError as UserError
     from mhsh.inference import LoadedModel as LoadedModel
     from mhsh.inference import load as load
     from mhsh.training.loop import train as train
 
 __version__ = "0.1.0"
-__all__ = ["Config", "LoadedModel", "UserError", "__version__", "configs", "load", "train"]
+__all__ = [
+    "Config",
+    "LoadedModel",
+    "UserError",
+    "__version__",
+    "add_optimizer",
+    "add_residual",
+    "add_source",
+    "configs",
+    "load",
+    "train",
+]
 
 _HOMES = {
     "Config": "mhsh.config.schema",
     "LoadedModel": "mhsh.inference",
     "UserError": "mhsh.errors",
+    "add_optimizer": "mhsh.config.entries",
+    "add_residual": "mhsh.config.entries",
+    "add_source": "mhsh.data.documents",
     "load": "mhsh.inference",
     "train": "mhsh.training.loop",
 }

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from mhsh.cli.main import NAMES
 from mhsh.cli.parser import Page, pages
+from mhsh.config.entries import SOURCES
 from mhsh.config.fields import sections
-from mhsh.data.documents import SOURCES
 
 _COMMANDS = """# Commands
 
@@ -26,7 +26,7 @@ def commands() -> str:
 def fields() -> str:
     """What follows docs/config.md: a table for each section, as `mhsh configs` lists them."""
     parts = ["\n## Sources of documents\n\n| data.source | reads | a document is |\n|---|---|---|\n"]
-    for source in SOURCES.values():
+    for source in SOURCES.entries():
         form = source.form.replace("|", r"\|")
         parts.append(f"| `{form}` | {source.reads} | {source.document} |\n")
     for heading, doc, members in sections():

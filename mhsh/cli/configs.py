@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mhsh import configs
+from mhsh.config.entries import SOURCES
 from mhsh.config.fields import sections
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ROLES, ModelConfig, to_dict
-from mhsh.data.documents import SOURCES
 
 EXAMPLES = ("mhsh configs", "mhsh configs bert:384l1h")
 
@@ -33,7 +33,7 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
         return 0
     print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n\n{_files()}\n")
     print("Sources of documents, as --config.data.source takes them; gs:// too:\n")
-    for source in SOURCES.values():
+    for source in SOURCES.entries():
         print(f"  {source.form}\n      {source.reads}; a document is {source.document}")
     print("\nFields, and what a difference in them does to a comparison:\n")
     for role, meaning in ROLES.items():

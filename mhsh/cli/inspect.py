@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from mhsh.config.entries import SOURCES
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
-from mhsh.data.documents import SOURCES
 from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source, source_for
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError

@@ -19,7 +19,9 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.validators import Number
 
 from mhsh.config.fields import flatten, parse_value
+from mhsh.config.registry import WITH
 from mhsh.config.schema import Config
+from mhsh.config.user_file import load_with
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
 
@@ -78,6 +80,7 @@ def _as_written(type_: object, tokens: Sequence[Any]) -> str | list[str]:
     return texts if typing.get_origin(type_) is list else texts[-1]
 
 
+_WITH_HELP = f"{WITH}, on any command: first executes a file of yours, which adds a residual scheme, an optimizer or a source."
 _HELP = "a config that comes with mhsh (`mhsh configs` lists them), or FILE.py:VARIANT"
 
 
@@ -128,7 +131,7 @@ class Page(NamedTuple):
             default_parameter=Parameter(negative=(), show_default=_shown),
             help_format="markdown",
             help_flags=(),
-            help_epilogue="\n".join(["Examples:", "", *(f"    {example}" for example in self.examples)]),
+            help_epilogue="\n".join([_WITH_HELP, "", "Examples:", "", *(f"    {example}" for example in self.examples)]),
             version_flags=(),
             exit_on_error=False,
             print_error=False,
@@ -161,6 +164,8 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     page, rest = _chosen(command, list(arguments))
     if page is None:
         return None
+    files, rest = _take_files(rest)
+    load_with(files)
     app = page.app()
     if not _HELP_FLAGS.isdisjoint(rest):
         app.help_print()
@@ -179,6 +184,19 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     for name, mark in made.items():
         bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
     return lambda: run(*bound.args, **bound.kwargs)
+
+
+def _take_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The values of --with=FILE.py, also without the `=`, and the arguments left."""
+    files, left = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        if flag == "--with":
+            files.append(value if equals else next(rest, ""))
+        else:
+            left.append(argument)
+    return files, left
 
 
 def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]:

@@ -1,4 +1,6 @@
-"""What an entry of a registry holds, and the registries of residual schemes and optimizers."""
+"""What an entry of a registry holds, and the registries of residual schemes, optimizers and sources
+of documents.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.config.registry import Registry
-from mhsh.config.schema import Config, OptimizerConfig
+from mhsh.config.schema import Config, DataConfig, OptimizerConfig
 from mhsh.errors import UserError
 
 
@@ -47,6 +49,8 @@ SCHEMES: Registry[Scheme] = Registry(
     "residual scheme", "model.residual", ["mhsh.models.residual", "mhsh.models.block_attn_res", "mhsh.models.mhc_lite"]
 )
 UPDATE_RULES: Registry[UpdateRule] = Registry("optimizer", "optimizer.name", ["mhsh.training.optimizer", "mhsh.training.muon"])
+SOURCES: Registry[Any] = Registry("source", "data.source", ["mhsh.data.documents"])
+REGISTRIES: Sequence[Registry[Any]] = (SCHEMES, UPDATE_RULES, SOURCES)
 
 
 def add_residual(
@@ -153,7 +157,33 @@ def check_entries(config: Config) -> None:
 
 def named_entries(config: Config) -> Sequence[tuple[Registry[Any], str]]:
     """The registries of a config's fields, and the names that it has there."""
-    return (SCHEMES, config.model.residual), (UPDATE_RULES, config.optimizer.name)
+    sources = [(SOURCES, config.data.source.partition(":")[0])] if isinstance(config.data, DataConfig) else []
+    return [(SCHEMES, config.model.residual), (UPDATE_RULES, config.optimizer.name), *sources]
+
+
+def check_recorded(config: Config, record: Mapping[str, Any], folder: object, needed: Sequence[Registry[Any]]) -> str:
+    """Holds a user's entries, of the registries that are needed, against those of a run. Returns
+    how the first one differs; empty: none does.
+
+    Args:
+      record: the run's run.json; empty where it has none.
+      folder: the run's, for messages.
+
+    Raises:
+      UserError: an entry of the run is not loaded.
+    """
+    recorded = record.get("entries", [])
+    differing = (registry.check(name, recorded, folder) for registry, name in named_entries(config) if registry in needed)
+    return next(filter(None, differing), "")
+
+
+def files_of(config: Config) -> list[str]:
+    """The files of the user's entries that the config names, for --with of another process.
+
+    Raises:
+      UserError: one is of a notebook.
+    """
+    return sorted({path for registry, name in named_entries(config) for path in registry.files(name)})
 
 
 def recorded_entries(config: Config) -> list[dict[str, str]]:

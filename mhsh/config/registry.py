@@ -58,7 +58,7 @@ class Registry(Generic[Entry]):
             self._entries[name] = entry
             return
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise UserError(f"{name!r} is no name of a {self.kind}: begin with a letter; give a-z, 0-9 and _ alone")
+            raise UserError(f"{name!r} is no name: that of your {self.kind} begins with a letter and has a-z, 0-9 and _ alone")
         origin = _origin(code, f"the {self.kind} {name!r}")
         if name in self and self._origins.get(name) != origin:
             owner = self._origins.get(name, "mhsh itself")
@@ -74,14 +74,33 @@ class Registry(Generic[Entry]):
             importlib.import_module(home)
         return sorted(self._entries, key=self._origins.__contains__)
 
+    def entries(self) -> list[Entry]:
+        """All entries, in the order of `names`."""
+        return [self._entries[name] for name in self.names()]
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self.names()
+
+    def get(self, name: str) -> Entry | None:
+        """The entry of that name; None where there is none."""
+        return self._entries[name] if name in self else None
 
     def __getitem__(self, name: str) -> Entry:
         """Raises UserError where there is no such entry."""
         if name not in self:
             self.refuse(name, self.names())
         return self._entries[name]
+
+    def files(self, name: str) -> list[str]:
+        """The file of a user's entry; none of one of mhsh's own.
+
+        Raises:
+          UserError: it is of a notebook.
+        """
+        origin = self._origins.get(name)
+        if origin is not None and origin.path is None:
+            raise UserError(f"the {self.kind} {name!r} is of a notebook, which another process cannot read; write it into a file")
+        return [] if origin is None else [str(origin.path)]
 
     def origin(self, name: str) -> Origin | None:
         """The file of a user's entry; None of one of mhsh's own, or of none."""
@@ -94,15 +113,14 @@ class Registry(Generic[Entry]):
 
     def check(self, name: str, recorded: Iterable[Mapping[str, Any]], folder: object) -> str:
         """Whether the entry is the one that a run recorded (`record`). Returns what differs; empty:
-        nothing.
+        nothing, or none is recorded.
 
         Raises:
-          UserError: there is no such entry.
+          UserError: one is recorded, and there is none of that name.
         """
         known = next((entry for entry in recorded if (entry["field"], entry["name"]) == (self.field, name)), None)
         here = self.origin(name)
         if known is None:
-            self[name]
             return ""
         there = Origin(known["file"], known["sha256"], None)
         if name not in self:

@@ -5,9 +5,7 @@ in what its configs differ. Here a config is found by its name, and its fields a
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +14,7 @@ from typing import Any
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
+from mhsh.config.user_file import load_file, run_named
 from mhsh.errors import UserError, nearest
 
 Changes = Sequence[tuple[str, str]]  # SECTION.FIELD and its value as text
@@ -118,14 +117,14 @@ def load_fields(config: str) -> dict[str, Any]:
     path, colon, variant = config.partition(":")
     # The name of a shipped config has neither a dot nor a slash.
     name = path if path.isidentifier() else shipped_name(path)
-    module = load(name) if name else _outcome(path, lambda: _module(path))
+    module = load(name) if name else load_file(path, "config file", f"give NAME:VARIANT or FILE.py:VARIANT; {LIST}")
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise UserError(f"{path} has no function get_config(variant), which returns the config; see configs/bert.py for one")
     if not colon and _needs_variant(get_config):
         example = next(iter(getattr(module, "VARIANTS", ())), "VARIANT")
         raise UserError(f"{config} needs a variant, as in {config}:{example}; {LIST}")
-    returned = _outcome(path, lambda: get_config(variant) if colon else get_config())
+    returned = run_named(path, lambda: get_config(variant) if colon else get_config())
     fields = returned.to_dict() if hasattr(returned, "to_dict") else returned
     if not isinstance(fields, dict):
         raise UserError(f"get_config of {path} returns {type(returned).__name__}; it must return an ml_collections.ConfigDict")
@@ -151,36 +150,6 @@ def override(fields: Mapping[str, Any], changes: Iterable[tuple[str, Any]], flag
             raise UserError(f"{flag}{path}: the config has no field {path!r}; {hint}")
         changed[section][name] = value
     return changed
-
-
-def _module(path: str) -> ModuleType:
-    """The module of a user's config file."""
-    if not path.endswith(".py"):
-        raise UserError(f"{path or 'an empty name'} is no config file: give NAME:VARIANT or FILE.py:VARIANT; {LIST}")
-    spec = importlib.util.spec_from_file_location("config_file", path)
-    assert spec is not None and spec.loader is not None, "its name ends in .py"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _outcome(path: str, run: Callable[[], Any]) -> Any:
-    """What a part of the config file returns. The file is a user's program: whatever it raises is
-    named with the line.
-    """
-    try:
-        return run()
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and error.filename == str(Path(path).absolute()):
-            raise UserError(f"cannot read {path}: {error.strerror}; give NAME:VARIANT or FILE.py:VARIANT; {LIST}") from error
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(Path(path).absolute())]
-        lines += [error.lineno] if isinstance(error, SyntaxError) and error.filename else []
-        where = f"{path}, line {lines[-1]}" if lines else path
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UserError(f"{where}: {type(error).__name__}: {message}; correct the config file") from error
 
 
 def _needs_variant(get_config: Callable[..., Any]) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator
 
 from etils import epath
 
+from mhsh.config.entries import SOURCES
+from mhsh.config.registry import WITH
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.text_documents import BLANKS, read_jsonl, read_lines, read_text, read_whole_files
 from mhsh.data.text_files import matching_files, with_field
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError, closest
+
+Documents = Callable[[str], Iterable[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,7 @@ class Source:
     document: str  # what a document is
     # Called with the argument. It returns the documents in a fixed order, read lazily, the same in
     # every process; "" stands for one without text, which is counted. It raises UserError.
-    documents: Callable[[str], Iterable[str]]
+    documents: Documents
     # Which files of a folder it reads, where the argument is a glob or a folder; else empty.
     in_folder: str = ""
 
@@ -95,16 +98,23 @@ _SHIPPED = (
         documents=lambda _: read_stdlib(),
     ),
 )
-SOURCES: dict[str, Source] = {source.name: source for source in _SHIPPED}
+for _source in _SHIPPED:
+    SOURCES.add(_source.name, _source, _source.documents)
 
 
-def add_source(source: Source) -> None:
-    """Makes data.source take another kind. Raises UserError where the name is taken or is none."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", source.name):
-        raise UserError(f"a source cannot be called {source.name!r}; a name has small letters, digits and underscores")
-    if SOURCES.get(source.name, source) != source:
-        raise UserError(f"there is a source {source.name!r} already; choose another name")
-    SOURCES[source.name] = source
+def add_source(name: str, *, argument: str = "", reads: str, document: str) -> Callable[[Documents], Documents]:
+    """Decorates a function from the argument of data.source = NAME:ARGUMENT to documents, as in
+    `Source`: makes it the source `name`.
+
+    Raises:
+      UserError: the name is taken or is none.
+    """
+
+    def add(read: Documents) -> Documents:
+        SOURCES.add(name, Source(name=name, argument=argument, reads=reads, document=document, documents=read), read)
+        return read
+
+    return add
 
 
 def find_source(text: str) -> tuple[Source, str]:
@@ -112,10 +122,10 @@ def find_source(text: str) -> tuple[Source, str]:
     name, _, argument = text.partition(":")
     source = SOURCES.get(name)
     if source is None or bool(argument) != bool(source.argument):
-        allowed = ", ".join(source.form for source in SOURCES.values())
-        near = f"text:{text}" if "/" in text or "." in name else closest(name, SOURCES) if source is None else None
+        allowed = ", ".join(source.form for source in SOURCES.entries())
+        near = f"text:{text}" if "/" in text or "." in name else closest(name, SOURCES.names()) if source is None else None
         hint = f"did you mean {near}? " if near else ""
-        raise UserError(f"data.source = {text!r} is not a source; {hint}allowed: {allowed}")
+        raise UserError(f"data.source = {text!r} is not a source; {hint}allowed: {allowed}, or your own ({WITH})")
     return source, argument
 
 
@@ -131,7 +141,7 @@ def files_of(text: str) -> list[epath.Path]:
 def document_rule(source: str) -> str:
     """What a document of a `data.source` is, and what makes it another of the same files."""
     kind, _ = find_source(source)
-    others = [other for other in SOURCES.values() if other.reads == kind.reads and other is not kind]
+    others = [other for other in SOURCES.entries() if other.reads == kind.reads and other is not kind]
     words = ", ".join(f"{other.document} with {other.name}:" for other in others)
     return f"a document is {kind.document}" + (f" ({words})" if words else "")
 

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 import jax
 
 import mhsh
+from mhsh.config.entries import files_of
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
+from mhsh.config.user_file import load_with
 from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
@@ -109,6 +111,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         )
     request = {
         "config": to_dict(config),
+        "with": files_of(config),
         "topology": [topology.name, topology.num_slices],
         "hbm_bytes": hbm_bytes,
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
@@ -164,6 +167,7 @@ def _answer() -> None:
     request = json.load(sys.stdin)
     try:
         topology = parse_topology(*request["topology"])
+        load_with(request["with"])
         if topology.platform == "cpu":
             jax.config.update("jax_num_cpu_devices", topology.num_devices)
         path = request["hlo_path"] and Path(request["hlo_path"])

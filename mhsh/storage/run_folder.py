@@ -183,8 +183,9 @@ class RunFolder:
         """This run up to `step`, then the run that it started from, and so on: what a run that
         starts from it inherits.
 
-        Each entry is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, config}.
-        `code` and `numerics` are what trained it, by the step after which that began. An imported
+        Each entry is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, entries,
+        config}. `code` and `numerics` are what trained it, by the step after which that began,
+        `entries` the user's schemes and optimizers with their files. An imported
         checkpoint has None for all but folder, step and config.
         """
         record = self.read_run() if self.has_run_record() else {}
@@ -192,6 +193,7 @@ class RunFolder:
         own: dict[str, Any] = {"folder": str(self.path), "step": step}
         own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
         own["fingerprint"] = record["data"]["fingerprint"] if record else None
+        own["entries"] = record.get("entries", [])
         for name in ("code", "numerics"):
             own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
         return [own | {"config": to_record(self.read_config())}, *recorded_lineage(record)]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from mhsh.config.entries import files_of
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
@@ -97,14 +98,15 @@ def _start(
 
     None where another sweep runs it, or where its run folder cannot be made: then it has failed.
     """
-    files = folder.begin(cell.name)
-    if files is None:
+    outputs = folder.begin(cell.name)
+    if outputs is None:
         ended(cell, folder.state(cell.name), 0.0)
         return None
-    output, errors = files
+    output, errors = outputs
     with output, errors:
         try:
             config = folder.run_config(cell, parent)
+            files = [f"--with={path}" for path in files_of(config)]
             run_folder = RunFolder.open_for_training(folder.run_folder(cell.name).path, config)
         except UserError as error:
             folder.finish(cell.name, 2, str(error), 0.0)
@@ -116,7 +118,7 @@ def _start(
         # In a process group of its own: Ctrl-C at the terminal reaches only the sweep, which passes
         # it on once.
         process = subprocess.Popen(
-            [sys.executable, "-m", "mhsh", "train", f"--workdir={run_folder.path}"],
+            [sys.executable, "-m", "mhsh", "train", f"--workdir={run_folder.path}", *files],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,

@@ -7,6 +7,7 @@ import contextlib
 import jax
 from etils import epath
 
+from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import format_differences
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
@@ -49,6 +50,7 @@ def train(
         installed, another process trains there, or the run has diverged.
     """
     bear(config.train.storage_minutes)
+    _check_entries(config, workdir)
     # Process 0 makes the folder; the others use it after all have agreed on the config.
     if jax.process_index():
         wait_for_all("the folder")
@@ -67,6 +69,17 @@ def train(
         branch(folder, config)
         wait_for_all("the folder")
         return _train(config, folder, note, verbose, accept_gap)
+
+
+def _check_entries(config: Config, workdir: epath.PathLike) -> None:
+    """Raises UserError where an entry that the config names is not known here, or is not the one
+    that the run in the folder began with.
+    """
+    folder = RunFolder(workdir)
+    differing = check_recorded(config, folder.read_run() if folder.has_run_record() else {}, folder.path, REGISTRIES)
+    if differing:
+        raise UserError(f"{differing}; put that file back, or train in another --workdir")
+    check_entries(config)
 
 
 def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_gap: bool) -> int | None:

@@ -121,8 +121,8 @@ def rate_of_step(numbers: Rates, schedule: str, decay_shape: str, step: Any) -> 
     return jnp.where(count > falls_after, end + (peak - end) * left, rising)
 
 
-@add_optimizer("adamw", source="Loshchilov and Hutter 2019, arXiv 1711.05101", scales_with_depth=True)
 @add_optimizer("lamb", source="You et al. 2020, arXiv 1904.00962", trust_ratio=True, scales_with_depth=True)
+@add_optimizer("adamw", source="Loshchilov and Hutter 2019, arXiv 1711.05101", scales_with_depth=True)
 def adam(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     """Adam's moments (Kingma and Ba 2015, arXiv 1412.6980)."""
     return optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)

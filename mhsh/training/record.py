@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mhsh.config.entries import recorded_entries
 from mhsh.errors import Unavailable
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
@@ -167,6 +168,7 @@ class RunRecord:
             **environment(),
             "code": _by_step(before.get("code", {}), start, code_hash()),
             "numerics": _by_step(before.get("numerics", {}), start, numerics(config)),
+            "entries": recorded_entries(config),
             "objective": config.model.objective,
             "mesh": dict(run.mesh.shape),
             "remat_policy": config.model.remat_policy,

@@ -17,6 +17,7 @@ import grain
 import jax
 import numpy as np
 
+from mhsh.config.entries import recorded_entries
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.data.batches import prefetched
@@ -153,6 +154,7 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
         "code": f"{code['versions']['mhsh']} at {code['git_revision']}, sources {code_hash()}",
         "numeric settings": json.dumps(numerics(config)),
         "versions": ", ".join(f"{name} {version}" for name, version in code["versions"].items()),
+        "entries": json.dumps(recorded_entries(config)),
         "data": corpus.fingerprint[:12],
         "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
     }

@@ -329,7 +329,9 @@ def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
     """The groups by GROUP_RULE, and a line for each run that another one equals."""
     lines: list[str] = []
     kept: list[tuple[Member, ...]] = []
-    for indices in seed_groups([_key(member) for member in members], [member.config for member in members]):
+    several = other_files([member.run for member in members if member.run is not None])
+    keys = [(_key(member), tuple(sorted(several & _files(member.run))) if member.run else ()) for member in members]
+    for indices in seed_groups(keys, [member.config for member in members]):
         seen: dict[bytes, Run] = {}
         different = []
         for member in (members[index] for index in indices):
@@ -343,6 +345,17 @@ def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
     configs = [members[0].config for members in kept]
     groups = zip(names_of(configs), configs, kept, (members[0].cell for members in kept), strict=True)
     return tuple(Group(*group) for group in groups), lines
+
+
+def other_files(runs: Sequence[Run]) -> set[tuple[str, str, str]]:
+    """Field, name and SHA-256 of the entries of users' files that are different in two runs."""
+    used = set().union(*map(_files, runs))
+    counts = Counter((field, name) for field, name, _ in used)
+    return {entry for entry in used if counts[entry[:2]] > 1}
+
+
+def _files(run: Run) -> set[tuple[str, str, str]]:
+    return {(entry["field"], entry["name"], entry["sha256"]) for entry in run.record.get("entries", [])}
 
 
 def _key(member: Member) -> Hashable:

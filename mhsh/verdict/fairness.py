@@ -20,7 +20,7 @@ from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import BUDGET, Axis, fields_of
 from mhsh.text import format_recorded, sanitize
-from mhsh.verdict.experiment import Group
+from mhsh.verdict.experiment import Group, other_files
 from mhsh.verdict.runs import Ancestor, Run
 
 PARAMETER_MARGIN = 0.02  # by which one count may exceed the other
@@ -35,7 +35,7 @@ CONDITION_RULE = (
     "differences matter: the data, their order and the "
     "data seeds, how data are cut into rows and batches, what is validated, the tokens seen, the task, initialisation, activation "
     "and LayerNorm, any field of the optimizer or schedule, label smoothing, the start of training, dropout, precision, numeric "
-    "settings, and the code that decides losses. A model that has over "
+    "settings, the code that decides losses, and the file of an entry of your own. A model that has over "
     f"{100 * PARAMETER_MARGIN:.0f} % more parameters (all, of the encoder or decoder, or with weight decay) and ends better is not "
     "comparable in size; one that ends worse is. With other hardware losses are comparable, and device seconds are not. Groups "
     "are compared seed by seed where they have seeds in common."
@@ -207,6 +207,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         row("start", Effect.LOSS, lambda run: _start(run, treatment)),
         row("training seeds", Effect.NONE, lambda run: run.config.train.seed),
         row("code that decides losses", Effect.LOSS, lambda run: _by_step(run.record["code"])),
+        row("files of your own", _files_effect(runs), _files),
         row("numeric settings", Effect.LOSS, lambda run: _by_step(run.record["numerics"])),
         record("code revision", Effect.CLOCK, "git_revision"),
         record("devices", Effect.CLOCK, "devices"),
@@ -317,6 +318,17 @@ def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data, tokens = str(parent.fingerprint)[:8], _whole(parent.spent["tokens"])
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
+
+
+def _files(run: Run) -> str:
+    """A user's entries that the run used, with their files."""
+    entries = run.record.get("entries", [])
+    return ", ".join(f"{entry['name']}: {entry['file']} {entry['sha256'][:12]}" for entry in entries) or "none"
+
+
+def _files_effect(runs: Sequence[Run]) -> Effect:
+    """One name must not mean two things. Entries of different names are compared by the config."""
+    return Effect.LOSS if other_files(runs) else Effect.NONE
 
 
 def _whole(number: float | None) -> int | None:

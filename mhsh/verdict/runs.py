@@ -52,7 +52,7 @@ class Ancestor:
     step: int
     spent: Mapping[str, float]  # by axis of AXES; nan: an imported checkpoint, which has none
     fingerprint: str | None  # of its data
-    trained_by: Mapping[str, Any]  # the `code` and the `numerics` of its run.json
+    trained_by: Mapping[str, Any]  # the `code`, the `numerics` and a user's `entries` of its run.json
     config: Config
 
 
@@ -254,7 +254,8 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         step=fields["step"],
         spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
         fingerprint=fields.get("fingerprint"),
-        trained_by={name: fields.get(name) for name in ("code", "numerics")},
+        trained_by={name: fields.get(name) for name in ("code", "numerics")}
+        | ({"entries": fields["entries"]} if fields.get("entries") else {}),
         config=whole_run(from_record(fields.get("config") or {}, str(fields.get("folder")))),
     )
 

@@ -9,10 +9,10 @@ import pytest
 
 from mhsh import configs
 from mhsh.cli.main import main
+from mhsh.config.entries import SOURCES
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import to_dict
 from mhsh.configs import shipped_names
-from mhsh.data.documents import SOURCES
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import load_fields
 
@@ -29,7 +29,7 @@ def test_it_lists_every_config_as_it_is_typed(capsys) -> None:
     assert typed == [f"{task}:{variant}" for task in tasks for variant in configs.load(task).VARIANTS]
     assert max(len(line) for line in text.partition("Sources of")[0].splitlines() if line.startswith(" ")) <= 80
     assert "each also with -phase1, -phase2, -lamb1, -lamb2, -day" in text
-    assert all(f"  {source.form}\n" in text for source in SOURCES.values())
+    assert all(f"  {source.form}\n" in text for source in SOURCES.entries())
     assert "model.num_heads (int, 1 or more; shape)\n      N, heads in one layer" in text
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
+from mhsh.config.entries import SOURCES
 from mhsh.config.resolve import from_dict
-from mhsh.data import documents as sources
-from mhsh.data.documents import SOURCES, Source, add_source, document_rule, documents
+from mhsh.data.documents import add_source, document_rule, documents
 from mhsh.data.load import task_of
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
@@ -160,18 +161,20 @@ def test_what_is_no_source_of_documents(source: str, complaint: str) -> None:
 
 
 def test_a_user_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SOURCES", dict(SOURCES))
-    mine = Source(
-        name="mine", argument="COUNT", reads="numbers", document="a number", documents=lambda count: map(str, range(int(count)))
-    )
-    add_source(mine)
-    add_source(mine)
+    monkeypatch.setattr(SOURCES, "_entries", {source.name: source for source in SOURCES.entries()})
+    monkeypatch.setattr(SOURCES, "_origins", {})
+
+    def mine(count: str) -> Iterator[str]:
+        return map(str, range(int(count)))
+
+    add = add_source("mine", argument="COUNT", reads="numbers", document="a number")
+    assert add(add(mine)) is mine
     assert read("mine:3") == ["0", "1", "2"]
     assert "mine:COUNT" in refusal("mine")
-    with pytest.raises(UserError, match="there is a source 'text' already; choose another name"):
-        add_source(Source(name="text", reads="x", document="y", documents=lambda _: []))
-    with pytest.raises(UserError, match="a source cannot be called 'A b'"):
-        add_source(Source(name="A b", reads="x", document="y", documents=lambda _: []))
+    with pytest.raises(UserError, match=r"the source 'text' of test_sources.py .* is there already, of mhsh itself"):
+        add_source("text", reads="x", document="y")(mine)
+    with pytest.raises(UserError, match="'A b' is no name"):
+        add_source("A b", reads="x", document="y")(mine)
 
 
 def test_a_corpus_of_one_document_names_the_rule_and_what_changes_it(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_documents_of_before_are_the_same_to_the_byte(tmp_path: Path) -> None:
 
 def test_the_page_has_every_source() -> None:
     page = (ROOT / "docs" / "own_corpus.md").read_text(encoding="utf-8")
-    assert [source.form for source in SOURCES.values() if f"`{source.form}`".replace("|", r"\|") not in page] == []
+    assert [source.form for source in SOURCES.entries() if f"`{source.form}`".replace("|", r"\|") not in page] == []
 
 
 def test_the_rule_of_a_source_without_others() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 from msgspec.structs import replace
 
+from mhsh.config.entries import SCHEMES, SOURCES, check_recorded
+from mhsh.config.registry import Registry
 from mhsh.config.schema import Config, MeshConfig
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
@@ -45,6 +48,7 @@ def load_for_inference(
     Raises:
       UserError: there are no such checkpoints, or they are damaged.
     """
+    note_other_file(folder, config, SCHEMES)
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     steps = newest_steps(checkpoints, num_averaged, step)
     mesh = inference_mesh(config, {}) if mesh is None else mesh
@@ -55,6 +59,18 @@ def load_for_inference(
     params = average(checkpoints, steps, abstract)
     checkpoints.close()
     return model, params
+
+
+def note_other_file(folder: RunFolder, config: Config, needed: Registry[Any]) -> None:
+    """Says on standard error where the run's entry of that registry is of another file than the one
+    that is loaded.
+
+    Raises:
+      UserError: the entry is not loaded.
+    """
+    differing = check_recorded(config, folder.read_run() if folder.has_run_record() else {}, folder.path, [needed])
+    if differing:
+        print(f"mhsh: {differing}: the loaded one is used", file=sys.stderr)
 
 
 def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
@@ -81,6 +97,7 @@ def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
     Raises:
       UserError: data.source has changed since, or does not exist on this machine.
     """
+    note_other_file(folder, config, SOURCES)
     corpus = load_corpus(config, folder.vocabulary(config))
     # A run that begins has no record, and the data of an imported checkpoint was never recorded.
     recorded = folder.read_run().get("data", {}).get("fingerprint") if folder.has_run_record() else corpus.fingerprint
@@ -149,9 +166,11 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     """
     folder = RunFolder(config.train.start_from)
     other = folder.read_config()
+    note_other_file(folder, other, SCHEMES)
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     step = checkpoints.existing_step(None)
-    abstract = abstract_state(other, build_optimizer(other), mesh)
+    optimizer = build_optimizer(other) if config.train.keep_moments else optax.identity()
+    abstract = abstract_state(other, optimizer, mesh)
     if config.train.keep_moments:
         if other.optimizer.name != config.optimizer.name:
             raise UserError(

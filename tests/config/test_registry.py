@@ -1,0 +1,41 @@
+"""The registries: mhsh's own entries, and what the documentation says of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mhsh.config.entries import REGISTRIES, SCHEMES, UPDATE_RULES, variant, variants
+from mhsh.config.registry import Registry
+from mhsh.errors import UserError
+from tests.conftest import ROOT
+
+
+def test_the_design_shows_every_scheme_as_its_entry_has_it():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| \$(.*)\$ \| (.*?) ?\|$", text, re.MULTILINE)
+    assert {name: (formula, where) for name, formula, where in rows} == {
+        name: (SCHEMES[name].formula, SCHEMES[name].where) for name in SCHEMES.names()
+    }
+
+
+def test_every_entry_names_its_source():
+    assert all(variant.label and variant.growth and variant.source for variant, _ in variants().values())
+    assert all(UPDATE_RULES[name].source for name in UPDATE_RULES.names())
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
+def test_names_are_known_without_a_list(registry: Registry) -> None:
+    names = registry.names()
+    assert len(names) == len(set(names)) > 3 and all(name in registry for name in names)
+    assert "none_of_them" not in registry and registry.get("none_of_them") is None
+    with pytest.raises(UserError, match=f"there is no {registry.kind} 'none_of_them'; allowed: {names[0]}"):
+        registry["none_of_them"]
+
+
+def test_a_variant_is_a_scheme_and_how_omega_starts():
+    assert variant("admin_closed_one")[1] == {"residual": "admin", "admin_omega": "closed_one"}
+    assert variant("keel")[1] == {"residual": "keel"}
+    with pytest.raises(UserError, match=r"no residual scheme 'kel'; did you mean keel\?"):
+        variant("kel")

@@ -1,0 +1,145 @@
+"""A user's own scheme, optimizer and source: docs/add_your_own.md as it stands, and a run of theirs
+where the file is gone or another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mhsh.cli.main import main
+from mhsh.storage.run_folder import RunFolder
+from tests.conftest import ROOT
+from tests.test_versions import COMMANDS
+
+PAGE = (ROOT / "docs" / "add_your_own.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The blocks of code of the page."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def commands(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Runs mhsh commands in one process."""
+    return python(folder, "-c", COMMANDS, json.dumps([shlex.split(line.removeprefix("mhsh ")) for line in lines]))
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder after all that the page says was done in it."""
+    folder = tmp_path_factory.mktemp("room")
+    file, script = blocks("python")
+    (folder / "mine.py").write_text(file, encoding="utf-8")
+    done = commands(folder, *"".join(blocks("bash")).strip().splitlines())
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    (folder / "script.py").write_text(script, encoding="utf-8")
+    (folder / "log").write_text(done.stdout, encoding="utf-8")
+    return folder
+
+
+def test_the_page_trains_resumes_compares_and_probes(room: Path) -> None:
+    record, config = (json.loads((room / "runs" / "gated" / name).read_text()) for name in ("run.json", "config.json"))
+    digest = hashlib.sha256((room / "mine.py").read_bytes()).hexdigest()
+    used = {entry["field"]: (entry["name"], entry["file"], entry["sha256"]) for entry in record["entries"]}
+    assert used == {
+        "model.residual": ("gated", "mine.py", digest),
+        "optimizer.name": ("lion", "mine.py", digest),
+        "data.source": ("counting", "mine.py", digest),
+    }
+    assert config["train"]["num_steps"] == 12 and "resuming from the checkpoint of step 8" in (room / "log").read_text()
+    kernels = record["weight_decayed_parameters"]
+    assert 0 < kernels < record["parameters"]["total"] - 2 * 2 * 32  # no gate decays
+    report = json.loads((room / "sweep" / "report.json").read_text())["report"]
+    assert "gated" in json.dumps(report)
+    growth = json.loads((room / "growth.json").read_text())["schemes"]
+    assert [(scheme["label"], scheme["theory"]) for scheme in growth] == [("Gated Pre-LN", "O(log n)"), ("Pre-LN", "O(log n)")]
+
+
+def test_the_page_restores_in_python(room: Path) -> None:
+    done = python(room, "script.py")
+    assert done.returncode == 0 and 0 < float(done.stdout) < 20, done.stderr
+
+
+def test_a_run_whose_file_is_gone_is_compared_and_else_refused_by_name(room, tmp_path, monkeypatch, capsys):
+    digest = hashlib.sha256((room / "mine.py").read_bytes()).hexdigest()[:12]
+    shutil.copytree(room / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "runs/gated", "runs/pre_ln", "--out=report.html"]) == 0
+    assert (
+        "files of your own" in (tmp_path / "report.html").read_text()
+        and f"gated: mine.py {digest}" in (tmp_path / "report.html").read_text()
+    )
+    capsys.readouterr()
+    for command in ("train --workdir=runs/gated", "eval runs/gated", "probe dependency runs/gated", "predict runs/gated --text=a"):
+        assert main(command.split()) == 2
+        said = f"mhsh: runs/gated has the residual scheme 'gated' of mine.py (sha256 {digest}), which is not loaded; add --with="
+        assert said in capsys.readouterr().err, command
+    assert main(["export", "runs/gated", "--out=exported"]) == 2
+    assert "cannot be exported" in capsys.readouterr().err
+
+
+def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path):
+    shutil.copytree(room / "runs", tmp_path / "runs")
+    (tmp_path / "mine.py").write_text((room / "mine.py").read_text() + "\n# changed\n")
+    done = commands(tmp_path, "mhsh eval runs/gated --with=mine.py")
+    assert done.returncode == 0
+    assert re.search(r"mhsh: runs/gated has the residual scheme 'gated' of mine.py .* and mine.py .* is another", done.stderr)
+    done = commands(tmp_path, "mhsh train --workdir=runs/gated --with=mine.py")
+    assert done.returncode and "put that file back, or train in another --workdir" in done.stderr
+    other = "mhsh train --config=mine.py:gated --config.train.seed=1 --workdir=runs/other"
+    assert commands(tmp_path, other, "mhsh compare runs/gated runs/other --out=report.html").returncode == 0
+    assert RunFolder(tmp_path / "runs" / "other").read_run()["entries"] != RunFolder(room / "runs" / "gated").read_run()["entries"]
+    assert "different files of your own" in (tmp_path / "report.html").read_text()
+
+
+NO_DECAY = """
+import mhsh
+from flax import linen as nn
+from mhsh.models.residual import PreLN
+
+@mhsh.add_residual("undecided")
+class Undecided(PreLN):
+    @nn.compact
+    def __call__(self, stream, sublayer):
+        self.param("gate", nn.initializers.zeros, ())
+        return super().__call__(stream, sublayer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import mhsh\n\n@mhsh.add_residual('keel')\nclass A:\n    pass\n",
+            "'keel' of mine.py \\(sha256 .* is there already, of mhsh itself",
+        ),
+        ("import mhsh\n\n@mhsh.add_optimizer('Ab c')\ndef a(o):\n    pass\n", "'Ab c' is no name: that of your optimizer"),
+        ("1 / 0\n", r"mine.py, line 1: ZeroDivisionError: division by zero; correct the file"),
+        (NO_DECAY, r"nothing says whether the parameter encoder/layers/attention_residual/gate has weight decay"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "--config=quickstart:6l4h_post_ln", "--config.model.residual=undecided", "--with=mine.py"]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_completep_takes_the_optimizers_that_say_so(capsys, tmp_path):
+    arguments = ["train", "--config=bert:2l8h", "--config.model.residual=completep", "--config.optimizer.name=muon"]
+    assert main([*arguments, f"--workdir={tmp_path / 'run'}"]) == 2
+    assert "optimizer.name = 'muon'; allowed with model.residual = 'completep': adamw, lamb" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
