@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from mhsh.cli.main import main
+from mhsh.config.entries import REGISTRIES
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.test_versions import COMMANDS
@@ -119,6 +120,15 @@ class Undecided(PreLN):
 """
 
 
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test adds is gone after it."""
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", dict(zip(registry.names(), registry.entries(), strict=True)))
+        monkeypatch.setattr(registry, "_origins", {})
+
+
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
