@@ -15,9 +15,9 @@ SHORT = [
     "--config.train.batch_size=8",
     "--config.train.log_interval=1",
     "--config.optimizer.warmup_steps=1",
-    "--config.optimizer.learning_rate=0.003",
     "--config.data.sequence_length=32",
 ]
+RATE = "--config.optimizer.learning_rate=0.003"
 COLOURS = ["red", "green", "blue", "gold"]
 
 
@@ -69,7 +69,7 @@ def refused(*arguments: str) -> str:
 
 def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
     workdir = tmp_path / "rte"
-    finetune = ["finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT]
+    finetune = ["finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT, RATE]
     finetune += ["--seeds=0,7", f"--workdir={workdir}"]
     ran(*finetune)
     runs = [RunFolder(workdir / f"seed-{seed}") for seed in (0, 7)]
@@ -137,7 +137,7 @@ def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_pa
     questions.write_text(json.dumps({"version": "v2.0", "data": [article(number) for number in range(12)]}))
     config = ["--config=squad:v2", *(f"--config.data.{name}=json:{questions}" for name in ("source", "validation_source"))]
     config += ["--config.data.stride=8", "--config.data.max_question_length=12"]
-    said = ran("finetune", str(pretrained), *config, *SHORT, "--fresh", f"--workdir={tmp_path / 'run'}")
+    said = ran("finetune", str(pretrained), *config, *SHORT, RATE, "--fresh", f"--workdir={tmp_path / 'run'}")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     figures = summary["figures"]
     assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(figures)
