@@ -40,7 +40,7 @@ def test_a_byte_order_mark_decides(encoding: str) -> None:
         (TEXT.encode("utf-16-le"), r"begins with zero bytes: it is damaged, binary, or UTF-16 without a byte order mark; .* iconv"),
         (bytes(100), r"begins with zero bytes"),
         (TEXT.encode("utf-16")[:-1], r"is damaged: UTF-16 by its mark, but truncated data"),
-        (gzip.compress(b"a"), r"^t\.txt is not text but compressed \(gzip\); unpack it"),
+        (gzip.compress(b"a", mtime=0), r"^t\.txt is not text but compressed \(gzip\); unpack it"),
         (b"PK\x03\x04", r"is not text but a ZIP archive"),
         (b"%PDF-1.7\n%\xe2\xe3", r"is not text but a PDF"),
     ],

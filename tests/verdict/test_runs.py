@@ -140,7 +140,7 @@ def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
 def test_a_run_whose_parent_this_version_cannot_read_is_refused(make_run) -> None:
     first = make_run("first", [3.0] * 20)
     (parent,) = lineage_of(first, 20)
-    unknown = parent | {"config": parent["config"] | {"model": parent["config"]["model"] | {"residual": "from_the_future"}}}
+    unknown = parent | {"config": parent["config"] | {"model": parent["config"]["model"] | {"mlp": "from_the_future"}}}
     started = {"folder": str(first), "step": 20, "lineage": [unknown]}
     make_run("second", [2.0] * 20, training={"start_from": str(first)}, record={"started_from": started})
     loaded = load_runs([first, first.parent / "second"])
