@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
+from mhsh.config.entries import UPDATE_RULES
 from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500")
@@ -15,7 +16,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
     import jax
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
-    from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
+    from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus, note_other_file
     from mhsh.training.memory import resolve_remat, with_policy
     from mhsh.training.mesh import make_mesh
     from mhsh.training.sharding import FSDP_AXIS
@@ -23,6 +24,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
 
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
+    note_other_file(run_folder, config, UPDATE_RULES)  # which may decide about the mesh
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
     mesh = make_mesh(config)
     # Nothing is saved for a backward pass. Where the weights are sharded, `auto` may have to gather
