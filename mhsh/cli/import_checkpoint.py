@@ -104,8 +104,6 @@ def _asked(config: Changed, task: Changed | None) -> Config:
     """
     model = config.fields.get("model")
     is_whole = isinstance(model, Mapping) and "max_positions" in model  # of another one from_dict says what is missing
-    if not is_whole and isinstance(model, Mapping) and model.get("objective") in ("classification", "span"):
-        raise UserError("--config is one for fine-tuning: give it as --task, beside one for pre-training, such as bert:12l12h")
     for path, _ in config.changes:
         if path in SHAPING:
             raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it away")

@@ -14,6 +14,7 @@ from mhsh import __version__
 from mhsh.cli import early_stop
 from mhsh.encoding import checked
 from mhsh.errors import Unavailable, UserError, nearest
+from mhsh.text import sanitize
 
 USAGE_ERROR = 2
 
@@ -131,5 +132,5 @@ def _first_line(error: BaseException) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"mhsh: {message}", file=sys.stderr)
+    print(f"mhsh: {sanitize(message)}", file=sys.stderr)  # it may name what a foreign folder holds
     return USAGE_ERROR

@@ -129,7 +129,10 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
             raise UserError(f"{prefix}{name} = {given[name]!r} is not a field of the config; {hint}")
     for name in required:
         if name not in given:
-            raise UserError(f"{prefix}{name} is missing from the config; give every field")
+            remedy = "give every field"
+            if given.get("objective") in ("classification", "span"):
+                remedy = "a config for fine-tuning is one for mhsh finetune, or --task of mhsh import"
+            raise UserError(f"{prefix}{name} is missing from the config; {remedy}")
 
 
 def _checked(field: Field, value: Any) -> Any:

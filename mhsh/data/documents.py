@@ -134,7 +134,8 @@ def files_of(text: str) -> list[epath.Path]:
     source, argument = find_source(text)
     if not source.in_folder:
         return []
-    pattern = with_field(source.name, argument, "FIELD")[0] if "[" in source.argument else argument
+    part = source.argument.partition("[:")[2].rstrip("]")  # FIELD, COLUMN, or none
+    pattern = with_field(source.name, argument, part)[0] if part else argument
     return matching_files(pattern, f"data.source = {text!r}", source.in_folder)
 
 

@@ -20,7 +20,7 @@ from mhsh.text import count, format_names
 
 HEAD_CHARACTERS, SAMPLE_CHARACTERS = 1 << 21, 1 << 25  # read for the head of a command, and for `mhsh inspect`
 _FILES_LOOKED_AT = 100
-# A document of fewer characters than this, in the middle, is a line or a title rather than a text.
+# A median document of fewer characters than this is a line or a title rather than a text.
 _SHORT_DOCUMENT = 40
 
 # How a document of a form that is no prose begins, and what to do.
@@ -63,7 +63,7 @@ def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) 
     empty = f", {count(sample.empty)} without text" if sample.empty else ""
     middle = sorted(map(len, sample.texts))[len(sample.texts) // 2]
     yield (
-        f"{start}{_number(sample.texts, 'document')} of {count(sample.characters)} characters, {count(middle)} in the middle "
+        f"{start}{_number(sample.texts, 'document')}, {count(sample.characters)} characters in all, {count(middle)} in the median "
         f"one{empty}; {document_rule(source)}"
     )
     yield from _oddities(sample, middle)

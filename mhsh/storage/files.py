@@ -214,7 +214,8 @@ def check_writable(flag: str, path: str | Path) -> None:
 def check_suffix(flag: str, path: str | Path, form: str, *suffixes: str) -> None:
     """Raises UserError where a file's name does not end as those of its form do."""
     if Path(path).suffix not in suffixes:
-        example = Path(path) / f"NAME{suffixes[0]}" if Path(path).is_dir() or not Path(path).name else f"{path}{suffixes[0]}"
+        is_folder = Path(path).is_dir() or not Path(path).name
+        example = Path(path) / f"NAME{suffixes[0]}" if is_folder else Path(path).with_suffix(suffixes[0])
         raise UserError(f"{flag}={path}: {form}; its name ends in {' or '.join(suffixes)}, as in {flag}={example}")
 
 

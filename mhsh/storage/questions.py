@@ -52,7 +52,7 @@ def names_in(folder: epath.PathLike) -> list[str]:
     try:
         return sorted(retried(lambda: os.listdir(folder), folder))  # noqa: PTH208 (names alone)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        if error.errno in _ABSENT:
             return []
         raise _unknown(folder, error) from error
 

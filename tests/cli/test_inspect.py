@@ -31,7 +31,7 @@ def test_a_folder_of_texts(tmp_path: Path, capsys) -> None:
     assert said.startswith(f"text:{tmp_path}: 3 files, ")
     assert "1 text in UTF-16 by its mark" in said and "1 text in UTF-8 in gzip" in said
     assert (
-        "42 documents of" in said and "a document is the lines up to a blank line (a line with lines:, a file with files:)" in said
+        "42 documents, " in said and "a document is the lines up to a blank line (a line with lines:, a file with files:)" in said
     )
     assert f"--config.data.source=text:{tmp_path} " in said
 
@@ -57,7 +57,7 @@ def test_the_source_follows_from_the_first_bytes(tmp_path: Path, capsys, name: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("one\ntwo", "1 document of 7 characters, .*\nthis is one document in all"),
+        ("one\ntwo", "1 document, 7 characters in all, .*\nthis is one document in all"),
         ("one\n\ntwo\n\nthree", "half of the documents have fewer than 40 characters"),
         ('[\n {"text": "A text that is long enough to be one of its own."}\n]\n\nb', "looks like JSON, "),
         ("<doc>\nText that is long enough to be one of its own.</doc>\n\nb", "looks like XML or HTML"),

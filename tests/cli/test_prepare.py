@@ -65,7 +65,7 @@ def test_it_prepares_documents_too(tmp_path):
     source = write_documents(tmp_path, "t", [f"Document {number} has a sentence.\nIt has another." for number in range(60)])
     out = tmp_path / "out"
     files, documents, *lines = ran(pretraining_config(source=source, vocab_size=100), out, workers=2, per_shard=None)
-    assert files == f"{source}: 1 file, text in UTF-8" and documents.startswith("60 documents of ")
+    assert files == f"{source}: 1 file, text in UTF-8" and documents.startswith("60 documents, ")
     assert lines[:2] == [f"reading {source}", "learning a wordpiece vocabulary"]
     assert re.fullmatch(r"encoding 2 chunks with \d+ tokens", lines[2])
     assert lines[3] == "source: read 60, empty 0, duplicates 0"
