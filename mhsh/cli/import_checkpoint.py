@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ from mhsh.configs import override
 from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
+from mhsh.interop.describe import describe_checkpoint
 from mhsh.interop.import_bert import import_bert
 from mhsh.interop.labels import in_task_order
 from mhsh.interop.llama import import_llama, is_llama
@@ -79,6 +80,7 @@ def run(
     check_new_folder(out)
     asked = _asked(config, task)
     folder = Path(source) if is_dir(source) else Path(source).parent
+    said = _say_what_is_there(folder)
     if is_llama(folder):
         if fresh_heads:
             raise UserError(f"--fresh-heads takes the body of a BERT; {folder} is a language model, which is imported whole")
@@ -94,8 +96,20 @@ def run(
         tokenizer.save(unfinished / WORDPIECE_FILE)
         _save(run_folder, resolved, imported)
         (unfinished / RECORD_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
-    _print(resolved, imported, source, out, config.fields["model"]["max_positions"])
+    _print(resolved, imported, source, out, config.fields["model"]["max_positions"], said)
     return 0
+
+
+def _say_what_is_there(folder: Path) -> list[str]:
+    """Prints the lines of `mhsh inspect`, and returns them. What cannot be described is refused by
+    the import, by the same reader.
+    """
+    said: list[str] = []
+    with contextlib.suppress(UserError):
+        for line in describe_checkpoint(folder):
+            print(line, flush=True)
+            said.append(line)
+    return said
 
 
 def _asked(config: Changed, task: Changed | None) -> Config:
@@ -213,7 +227,7 @@ def _record(source: str, imported: Imported) -> dict[str, Any]:
     }
 
 
-def _print(config: Config, imported: Imported, source: str, out: str, asked_positions: int) -> None:
+def _print(config: Config, imported: Imported, source: str, out: str, asked_positions: int, said: Sequence[str]) -> None:
     from mhsh.models.costs import parameter_counts
 
     model = config.model
@@ -227,7 +241,8 @@ def _print(config: Config, imported: Imported, source: str, out: str, asked_posi
             f"data.sequence_length = {config.data.sequence_length} tokens"
         )
     for note in imported.notes:
-        print(f"note: {note}")
+        if note not in said:
+            print(f"note: {note}")
     if imported.labels:
         print(f"classes: {', '.join(imported.labels)}")
     if imported.left_out:

@@ -34,10 +34,10 @@ def describe_checkpoint(folder: Path) -> Iterator[str]:
     if bert.architecture == "BertForSequenceClassification":
         yield f"classes, in the order of the outputs: {', '.join(bert.labels)}"
         if all(label == f"LABEL_{number}" for number, label in enumerate(bert.labels)):
-            yield "their meaning is not in config.json: give it to mhsh import with --labels=A,B,..., in this order"
+            yield "their meaning is not in config.json: mhsh import takes it from --labels=A,B,..., in this order"
     vocabulary = read_vocabulary(folder)
     if vocabulary is None:
-        yield "there is no vocab.txt and no tokenizer.json: name a vocabulary at import with --config.data.vocab_path"
+        yield "there is no vocab.txt and no tokenizer.json: mhsh import takes the vocabulary of --config.data.vocab_path"
         return
     case = {True: "in lower case", False: "cased", None: "which does not say whether it lowers case"}[vocabulary.lowercase]
     yield f"tokenizer: WordPiece of {len(vocabulary.tokens):,} tokens, {case}"

@@ -39,8 +39,10 @@ def golden(tmp_path) -> Path:
 def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
     out = tmp_path / "run"
     assert main(["import", str(golden), CONFIG, *SHORT, "--config.train.seed=3", f"--out={out}"]) == 0
-    printed = capsys.readouterr().out
-    assert f"{out}: BertForPreTraining of {golden}, 2 layers x 3 heads of 4, D = 12, F = 20" in printed
+    head, printed = capsys.readouterr().out.split(str(out), 1)
+    assert main(["inspect", str(golden)]) == 0
+    assert capsys.readouterr().out.startswith(head) and head.count("\n") == 2
+    assert printed.startswith(f": BertForPreTraining of {golden}, 2 layers x 3 heads of 4, D = 12, F = 20")
 
     folder = RunFolder(out)
     config = folder.read_config()
@@ -79,6 +81,15 @@ def test_and_out_again_bit_for_bit(capsys, tmp_path, golden):
         "tokenizer_config.json",
         "vocab.txt",
     ]
+
+
+def test_characters_that_its_vocabulary_lacks(capsys, fails, tmp_path, golden):
+    """The training of an import counts them as any training does."""
+    (tmp_path / "corpus.txt").write_text("\n\n".join(f"漢字かな {n}" for n in range(60)), encoding="utf-8")
+    corpus, out = f"--config.data.source=text:{tmp_path}/corpus.txt", tmp_path / "run"
+    assert main(["import", str(golden), CONFIG, *SHORT, corpus, f"--out={out}"]) == 0
+    error = fails("train", f"--workdir={out}")
+    assert "% of the characters" in error and "data.tokenizer=bytes" in error
 
 
 @pytest.mark.slow
