@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from num2words import num2words
 
 from mhsh.data.random_numbers import NUMBERS
 
@@ -93,6 +92,8 @@ def _on_side(number: int, from_held_out: bool) -> int:
 @functools.cache
 def _spoken(number: int, language: str, form: str = "cardinal") -> str:
     """num2words, which is slow. All names are put together from a few thousand of its results."""
+    from num2words import num2words  # not above: no other source needs it
+
     return num2words(number, lang=language, to=form)
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
 from mhsh.data.pairs import Pair
 from mhsh.data.subword import SubwordTokenizer
-from mhsh.evaluation.bleu import score_translations
 from mhsh.evaluation.glue import predicted_labels, score_glue
 from mhsh.evaluation.squad import find_answers, score_best_thresholds, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
@@ -105,6 +104,8 @@ def translation_metrics(
 
     Sources longer than the model's positions are cut.
     """
+    from mhsh.evaluation.bleu import score_translations  # not above: no other model needs sacreBLEU
+
     translated = translate_lines(
         [pair.source for pair in pairs],
         tokenizer,
