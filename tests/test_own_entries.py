@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.main import main
+from mhsh.cli.main import NAMES, main
 from mhsh.config.entries import REGISTRIES
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
+from tests.interop.small_bert import GOLDEN
 from tests.test_versions import COMMANDS
 
 PAGE = (ROOT / "docs" / "add_your_own.md").read_text(encoding="utf-8")
@@ -105,6 +106,74 @@ def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path):
     assert done.returncode == 0
     assert RunFolder(tmp_path / "runs" / "other").read_run()["entries"] != RunFolder(room / "runs" / "gated").read_run()["entries"]
     assert "files of your own" in re.search(r"Not comparable: different [^.]*", done.stdout.replace("\n", " "))[0]
+
+
+# What the page does not run: the exit status, the command, and what it says.
+SHORT = "--config.train.num_steps=1 --config.optimizer.warmup_steps=0 --config.train.batch_size=8"
+OTHERS = [
+    (0, "inspect counting:300", "300 documents.*--workdir=runs/mine --with=mine.py"),
+    (0, "inspect runs/gated", "to go on: mhsh eval runs/gated --with=mine.py"),
+    (0, "configs mine.py:gated", '"residual": "gated"'),
+    (0, "prepare --config=mine.py:gated --out=rows --workers=2", "rows is finished"),
+    (
+        0,
+        f"train --config=mine.py:gated --config.data.source=arrayrecord:rows --workdir=runs/rows {SHORT}",
+        "predict .*--with=mine",
+    ),
+    (0, "bench train --config=mine.py:gated --rounds=1 --repetitions=1", "ms"),
+    (
+        0,
+        f"import {GOLDEN / 'pretraining'} --config=bert:2l8h --config.optimizer.name=lion --config.data.source=counting:300 "
+        "--config.data.sequence_length=12 --config.data.max_predictions=4 --out=runs/imported",
+        "to train it further: mhsh train --workdir=runs/imported --with=mine.py",
+    ),
+    (
+        0,
+        f"finetune runs/imported --config=glue:rte --config.data.source=tsv:. --config.data.sequence_length=12 "
+        f"--config.optimizer.name=lion --workdir=rte {SHORT}",
+        "accuracy",
+    ),
+    (2, "export runs/gated --out=exported", "model.residual = 'gated' cannot be exported"),
+    (0, "score glue --help", "mhsh score glue"),
+    (0, "quickstart --help", "mhsh quickstart"),
+]
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_every_command_takes_the_file(room, tmp_path, monkeypatch, capsys):
+    """A command without a row, here or on the page, fails."""
+    on_the_page = {line.split()[1] for line in "".join(blocks("bash")).strip().splitlines()}
+    assert on_the_page | {command.split()[0] for _, command, _ in OTHERS} == set(NAMES)
+    shutil.copytree(room / "runs" / "gated", tmp_path / "runs" / "gated")
+    shutil.copy(room / "mine.py", tmp_path)
+    (tmp_path / "RTE").mkdir()
+    rows = ["index\tsentence1\tsentence2\tlabel", *(f"{row}\tGo.\tThe number\tentailment" for row in range(8))]
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "RTE" / name).write_text("\n".join(rows) + "\n")
+    monkeypatch.chdir(tmp_path)
+    for status, command, said in OTHERS:
+        assert main([*shlex.split(command), "--with=mine.py"]) == status, (command, capsys.readouterr().err)
+        printed = capsys.readouterr()
+        assert re.search(said, printed.out + printed.err, re.DOTALL), (command, printed)
+
+
+def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):
+    monkeypatch.chdir(room)
+    assert main(["inspect", "runs/gated"]) == 0
+    assert "mhsh eval runs/gated --with=mine.py" in capsys.readouterr().out
+    child = "--config.model.residual=gated --config.train.start_from=runs/gated --workdir=runs/child"
+    assert main(["train", "--config=quickstart:6l4h_post_ln", *child.split()]) == 2
+    assert "runs/gated has the residual scheme 'gated' of mine.py" in capsys.readouterr().err
+    assert main(["inspect", "counting:300"]) == 2
+    assert "or add your own (--with=FILE.py)" in capsys.readouterr().err
+
+
+def test_a_branch_has_the_file_of_its_trunk(room, tmp_path):
+    shutil.copytree(room / "runs", tmp_path / "runs")
+    (tmp_path / "mine.py").write_text((room / "mine.py").read_text() + "\n# changed\n")
+    point = "--config.train.start_from=runs/gated@8 --config.train.num_steps=12"
+    done = commands(tmp_path, f"mhsh train --config=mine.py:gated {point} --workdir=runs/on")
+    assert done.returncode and re.search(r"start_from = 'runs/gated@8': .* is another; put that file back", done.stderr)
 
 
 NO_DECAY = """

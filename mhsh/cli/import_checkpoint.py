@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mhsh.cli.finetune import over_encoder
 from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
+from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import (
@@ -250,4 +251,4 @@ def _print(config: Config, imported: Imported, source: str, out: str, asked_posi
     if imported.fresh:
         print(f"drawn fresh by train.seed = {config.train.seed}: {', '.join(imported.fresh)}")
     if isinstance(config.data, DataConfig):
-        print(f"to train it further: mhsh train --workdir={out}")
+        print(f"to train it further: mhsh train --workdir={out}{with_flags(named_entries(config))}")

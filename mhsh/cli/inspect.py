@@ -9,7 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from mhsh.config.entries import SOURCES
+from mhsh.config.entries import SOURCES, named_entries, with_flags
+from mhsh.config.registry import WITH
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source, source_for
@@ -47,7 +48,10 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
         lines = _of_source(what, vocab, lowercase)
     else:
         if not exists(expanded(what)):
-            raise UserError(f"there is no {what}; name a file, a folder, or a source such as 'text:corpus/*.txt' (mhsh configs)")
+            raise UserError(
+                f"there is no {what}; name a file, a folder, a source such as 'text:corpus/*.txt' (mhsh configs), or add your own "
+                f"({WITH})"
+            )
         lines = _of_folder(what, vocab, lowercase)
     for line in lines:
         print(line, flush=True)
@@ -67,7 +71,8 @@ def source_lines(config: Config) -> Iterator[str]:
 def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     tokenizer = None if vocab is None else load_wordpiece(expanded(vocab), lowercase)
     yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
-    yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source={shlex.quote(source)} --workdir=runs/mine"
+    files = with_flags([(SOURCES, source.partition(":")[0])])
+    yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source={shlex.quote(source)} --workdir=runs/mine{files}"
 
 
 def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
@@ -90,6 +95,7 @@ def _of_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     model, train, data = config.model, config.train, config.data
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
+    named += with_flags(named_entries(config), folder.read_run() if folder.has_run_record() else {})
     yield (
         f"{folder.path.name}: {shape_in_words(model)} ({model.residual}, D = {model.embed_dim}), {model.objective} on "
         f"{data.source}, {train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from mhsh.cli.early_stop import STOPPED, interrupted
 from mhsh.cli.inspect import source_lines
 from mhsh.cli.parser import ConfigFlag
+from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST
@@ -87,8 +88,8 @@ def run(
     if stopped_by is not None:
         return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:
-        folder = shlex.quote(workdir)
-        print(f"next: mhsh compare {folder} OTHER_RUN, or mhsh predict {folder} {_INPUT[config.model.objective]}")
+        folder, files = shlex.quote(workdir), with_flags(named_entries(config))
+        print(f"next: mhsh compare {folder} OTHER_RUN, or mhsh predict {folder} {_INPUT[config.model.objective]}{files}")
     return 0
 
 

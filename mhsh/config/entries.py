@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mhsh.config.registry import Registry
+from mhsh.config.registry import Registry, with_flag
 from mhsh.config.schema import Config, DataConfig, OptimizerConfig
 from mhsh.errors import UserError
 
@@ -184,6 +184,19 @@ def files_of(config: Config) -> list[str]:
       UserError: one is of a notebook.
     """
     return sorted({path for registry, name in named_entries(config) for path in registry.files(name)})
+
+
+def with_flags(named: Sequence[tuple[Registry[Any], str]], record: Mapping[str, Any] | None = None) -> str:
+    """What a printed command needs for the user's entries among those named: ` --with=FILE.py` for
+    each file; empty: it needs nothing.
+
+    Args:
+      named: as `named_entries` has them.
+      record: run.json of the run that the command is for, which names a file that is not loaded.
+    """
+    recorded = (record or {}).get("entries", [])
+    files = {registry.file_from_here(name, recorded) for registry, name in named}
+    return "".join(f" {with_flag(path)}" for path in sorted(filter(None, files)))
 
 
 def recorded_entries(config: Config) -> list[dict[str, str]]:

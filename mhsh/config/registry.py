@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -21,6 +22,7 @@ from mhsh.errors import UserError, nearest
 Entry = TypeVar("Entry")
 
 WITH = "--with=FILE.py"
+_NOTEBOOK = "a notebook"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,17 +126,34 @@ class Registry(Generic[Entry]):
             return ""
         there = Origin(known["file"], known["sha256"], None)
         if name not in self:
-            raise UserError(
-                f"{folder} has the {self.kind} {name!r} of {there}, which is not loaded; add --with={there.file}, that file"
-            )
+            remedy = "run the cell that adds it first" if there.file == _NOTEBOOK else f"add {with_flag(there.file)}, that file"
+            raise UserError(f"{folder} has the {self.kind} {name!r} of {there}, which is not loaded; {remedy}")
         if here is not None and here.sha256 == there.sha256:
             return ""
         return f"{folder} has the {self.kind} {name!r} of {there}, and {here or 'that of mhsh'} is another"
+
+    def file_from_here(self, name: str, recorded: Iterable[Mapping[str, Any]]) -> str | None:
+        """For a command that is printed: the path of the file of a user's entry or, where it is not
+        loaded, the name that a run recorded; None: there is none.
+        """
+        origin = self.origin(name)
+        if origin is None:
+            names = (entry["file"] for entry in recorded if (entry["field"], entry["name"]) == (self.field, name))
+            return next((file for file in names if file != _NOTEBOOK and name not in self), None)
+        if origin.path is None:
+            return None
+        path, here = Path(origin.path), Path.cwd().resolve()
+        return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
     def record(self, name: str) -> list[dict[str, str]]:
         """For run.json: a user's entry with its file; nothing of one of mhsh's own."""
         origin = self.origin(name)
         return [] if origin is None else [{"field": self.field, "name": name, "file": origin.file, "sha256": origin.sha256}]
+
+
+def with_flag(path: str) -> str:
+    """The flag that names a file of the user's, for a command that is printed."""
+    return f"--with={shlex.quote(path)}"
 
 
 def _origin(code: Callable[..., Any], what: str) -> Origin:
@@ -145,4 +164,4 @@ def _origin(code: Callable[..., Any], what: str) -> Origin:
         source = inspect.getsource(code)  # of a notebook
     except (OSError, TypeError) as error:
         raise UserError(f"{what} has no source that a run could record ({error}); write it into a file") from error
-    return Origin("a notebook", hashlib.sha256(source.encode()).hexdigest(), None)
+    return Origin(_NOTEBOOK, hashlib.sha256(source.encode()).hexdigest(), None)

@@ -39,7 +39,7 @@ _FIELDS = {
 }
 # What every one of them is.
 _DECODER: dict[str, Any] = dict(
-    objective="clm", num_token_types=0, positions="rotary", loops=1, residual="pre_ln", norm="rms", mlp="gated", bias=False
+    objective="clm", residual="pre_ln", num_token_types=0, positions="rotary", loops=1, norm="rms", mlp="gated", bias=False
 )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from mhsh.config.entries import REGISTRIES, check_recorded
 from mhsh.config.fields import all_fields, differences
 from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
@@ -62,6 +63,10 @@ def branch(folder: RunFolder, config: Config) -> None:
     if used is None:
         has = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
         raise UserError(f"train.start_from = {config.train.start_from!r}: there is no checkpoint of step {step}; {has}")
+    other_file = check_recorded(config, record, trunk.path, REGISTRIES)
+    if other_file:
+        again = f"put that file back, or start from {point[0]} without a step"
+        raise UserError(f"train.start_from = {config.train.start_from!r}: {other_file}; {again}")
     _check_same_steps(trunk, config, step)
     if trunk.is_remote != folder.is_remote:
         raise UserError(

@@ -9,7 +9,7 @@ from etils import epath
 
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import format_differences
-from mhsh.config.resolve import decay_start
+from mhsh.config.resolve import branch_point, decay_start
 from mhsh.config.schema import Config
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import UserError
@@ -73,10 +73,15 @@ def train(
 
 def _check_entries(config: Config, workdir: epath.PathLike) -> None:
     """Raises UserError where an entry that the config names is not known here, or is not the one
-    that the run in the folder began with.
+    that the run in the folder began with; the run that it starts from names the file, too.
     """
-    folder = RunFolder(workdir)
-    differing = check_recorded(config, folder.read_run() if folder.has_run_record() else {}, folder.path, REGISTRIES)
+    folder, parent = RunFolder(workdir), config.train.start_from
+    record = folder.read_run() if folder.has_run_record() else {}
+    differing = check_recorded(config, record, folder.path, REGISTRIES)
+    if not record and parent:
+        point = branch_point(parent)
+        before = RunFolder(parent if point is None else point[0])
+        check_recorded(config, before.read_run() if before.has_run_record() else {}, before.path, REGISTRIES)
     if differing:
         raise UserError(f"{differing}; put that file back, or train in another --workdir")
     check_entries(config)
