@@ -71,7 +71,9 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
     workdir = tmp_path / "rte"
     finetune = ["finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT, RATE]
     finetune += ["--seeds=0,7", f"--workdir={workdir}"]
-    ran(*finetune)
+    assert ran(*finetune).endswith(
+        f"next: mhsh predict {workdir}/seed-0 --input=FILE --output=FILE, or mhsh export {workdir}/seed-0 --out=DIR\n"
+    )
     runs = [RunFolder(workdir / f"seed-{seed}") for seed in (0, 7)]
     for run, seed in zip(runs, (0, 7), strict=True):
         assert (run.read_config().train.seed, run.read_config().data.seed) == (seed, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import ChangedFlag
+from mhsh.cli.train import PREDICT_INPUT
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
@@ -89,6 +91,9 @@ def run(
     if rates is not None:
         print("Best on the validation data:", best)
     _print_table(summaries[best])
+    seed, own = next(iter(configs[best].items()))
+    named = shlex.quote(str(Path(workdir) / best / f"seed-{seed}"))
+    print(f"next: mhsh predict {named} {PREDICT_INPUT[own.model.objective]}, or mhsh export {named} --out=DIR")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.storage.questions import exists
 from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, families, fields_of, parents, parse_axes
-from mhsh.sweep.folder import FAILED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
@@ -105,7 +106,7 @@ def run(
             due = [cell for cell in part if folder.state(cell.name).kind in states]
             of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
             print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
-            stopped_by = run_cells(folder, due, parallel, _say_begun, _say_ended)
+            stopped_by = run_cells(folder, due, parallel, _say_begun, _Progress(folder, due, parallel).say_ended)
             if stopped_by is not None:
                 break
         added = _values_to_add(folder, over, choosing_seeds) if refine and over and stopped_by is None else []
@@ -145,7 +146,11 @@ def _exit_status(folder: SweepFolder, share: Sequence[Cell], over: str | None, c
             f"Some settings have no {over} yet: cells that choose it are other hosts'. Run the same command when those have ended"
         )
         return os.EX_TEMPFAIL
-    return os.EX_TEMPFAIL if states[STOPPED] or states[RUNNING] else 0
+    if states[STOPPED] or states[RUNNING]:
+        return os.EX_TEMPFAIL
+    again = f"mhsh compare {shlex.quote(str(folder.path))}{f' --over={over}' if over else ''}"
+    print(f"next: {again} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
+    return 0
 
 
 def _tuned(folder: SweepFolder, over: str, choosing_seeds: int | None) -> Experiment:
@@ -254,6 +259,27 @@ def _say_begun(cell: Cell) -> None:
     print(f"  {cell.name} ...", flush=True)
 
 
-def _say_ended(cell: Cell, state: CellState, seconds: float) -> None:
-    words = {RUNNING: "runs in another process", GAVE_UP: "diverged"}.get(state.kind, state.kind)
-    print(f"  {cell.name}: {words}{', ' + state.reason if state.reason else ''} ({text.duration(seconds)})", flush=True)
+class _Progress:
+    """Says of each cell, when it has ended, which of how many it is, its result, and how long the
+    others take by their FLOPs.
+    """
+
+    def __init__(self, folder: SweepFolder, cells: Sequence[Cell], parallel: int) -> None:
+        self._folder, self._parallel = folder, parallel
+        self._number, self._of = 0, len(cells)
+        self._left = {cell.name: cell.cost["flops"] for cell in cells}
+        self._seconds = self._flops = 0.0  # of the cells that are finished
+
+    def say_ended(self, cell: Cell, state: CellState, seconds: float) -> None:
+        self._number += 1
+        flops = self._left.pop(cell.name)
+        words = {RUNNING: "runs in another process", GAVE_UP: "diverged"}.get(state.kind, state.kind)
+        if state.kind == FINISHED:
+            self._seconds, self._flops = self._seconds + seconds, self._flops + flops
+            _, losses = self._folder.run_folder(cell.name).read_metrics().series("validation", "step", "loss")
+            words += f", validation loss {text.format_loss(losses[-1])}" if losses else ""
+        took = text.duration(seconds)
+        if self._left and self._flops:
+            took += f"; about {text.duration(self._seconds / self._flops * sum(self._left.values()) / self._parallel)} left"
+        reason = f", {state.reason}" if state.reason else ""
+        print(f"  [{self._number}/{self._of}] {cell.name}: {words}{reason} ({took})", flush=True)

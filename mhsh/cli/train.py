@@ -20,7 +20,7 @@ from mhsh.errors import UserError
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import RunFolder
 
-_INPUT = {  # of mhsh predict, by model.objective
+PREDICT_INPUT = {  # flags of mhsh predict, by model.objective
     "clm": "--text=TEXT",
     "mlm": "--text='TEXT WITH [MASK]'",
     "translation": "--input=FILE",
@@ -89,7 +89,7 @@ def run(
         return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:
         folder, files = shlex.quote(workdir), with_flags(named_entries(config))
-        print(f"next: mhsh compare {folder} OTHER_RUN, or mhsh predict {folder} {_INPUT[config.model.objective]}{files}")
+        print(f"next: mhsh compare {folder} OTHER_RUN, or mhsh predict {folder} {PREDICT_INPUT[config.model.objective]}{files}")
     return 0
 
 

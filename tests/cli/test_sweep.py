@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -144,6 +145,9 @@ def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(learnable, tmp_pat
     assert main(lengths) == 0
     said = capsys.readouterr().out
     assert said.index("budget-20: finished") < said.index("budget-40 ...")  # it waits
+    assert re.search(r"\n  \[1/2\] budget-20: finished, validation loss \d\.\d+ \(.+; about .+ left\)\n", said)
+    assert re.search(r"\n  \[2/2\] budget-40: finished, validation loss \d\.\d+ \([^;]+\)\n", said)
+    assert f"\nnext: mhsh compare {folder} --baseline=GROUP" in said
     short, long = (SweepFolder(folder).run_folder(f"budget-{steps}") for steps in (20, 40))
     assert long.read_run()["branched_from"] == {"folder": str(short.path), "step": 16}
     rows = [{row["step"]: row["loss"] for row in each.read_metrics().rows if row["split"] == "train"} for each in (short, long)]
