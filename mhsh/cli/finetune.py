@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import ChangedFlag
+from mhsh.cli.parser import ChangedFlag, WorkdirFlag
 from mhsh.cli.train import PREDICT_INPUT
+from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
@@ -40,7 +41,7 @@ def run(
     /,
     *,
     config: ChangedFlag,
-    workdir: str,
+    workdir: WorkdirFlag,
     seeds: str = "0",
     rates: str | None = None,
     fresh: bool = False,
@@ -93,7 +94,8 @@ def run(
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
     named = shlex.quote(str(Path(workdir) / best / f"seed-{seed}"))
-    print(f"next: mhsh predict {named} {PREDICT_INPUT[own.model.objective]}, or mhsh export {named} --out=DIR")
+    given, files = PREDICT_INPUT[own.model.objective], with_flags(named_entries(own))
+    print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
     return 0
 
 

@@ -24,6 +24,7 @@ from mhsh.config.schema import Config
 from mhsh.config.user_file import load_with
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
+from mhsh.storage.files import check_folder
 
 Run = Callable[..., int]
 
@@ -110,6 +111,14 @@ ConfigsFlag = Annotated[
     _config("config", f"{_HELP}; several are set side by side, and a change goes to each"),
     Made("config", make_configs),
 ]
+
+
+def _folder(flag: str) -> Parameter:
+    return Parameter(validator=lambda _, path: check_folder(flag, path))
+
+
+WorkdirFlag = Annotated[str, _folder("--workdir")]
+OutFolderFlag = Annotated[str, _folder("--out")]
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mhsh.cli.inspect import source_lines
-from mhsh.cli.parser import ConfigFlag, Count
+from mhsh.cli.parser import ConfigFlag, Count, OutFolderFlag
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
 from mhsh.data.pool import run_chunks, run_chunks_on_beam
@@ -30,7 +30,7 @@ EXAMPLES = (
 def run(
     *,
     config: ConfigFlag,
-    out: str,
+    out: OutFolderFlag,
     workers: Count | None = None,
     beam: str | None = None,
     per_shard: Count | None = None,

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from mhsh.cli import compare
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import Made, make_configs
+from mhsh.cli.parser import Made, WorkdirFlag, make_configs
 from mhsh.cli.train import first_line
 from mhsh.config.schema import Config
 from mhsh.configs import Changes
@@ -32,7 +32,7 @@ EXAMPLES = ("mhsh quickstart", "mhsh quickstart --workdir=runs/short --config.tr
 def run(
     *,
     configs: Annotated[dict[str, Config], Parameter(parse=False), Made("config", _make)],
-    workdir: str = "runs/quickstart",
+    workdir: WorkdirFlag = "runs/quickstart",
 ) -> int:
     """Trains a small comparison, writes report.html beside the runs, and prints a sample of each.
 

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import Changed, ChangedFlag, Count
+from mhsh.cli.parser import Changed, ChangedFlag, Count, WorkdirFlag
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
@@ -39,7 +39,7 @@ EXAMPLES = (
 def run(
     *,
     config: ChangedFlag,
-    workdir: str,
+    workdir: WorkdirFlag,
     axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     dry_run: bool = False,
     parallel: Count = 1,

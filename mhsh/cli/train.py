@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from mhsh.cli.early_stop import STOPPED, interrupted
 from mhsh.cli.inspect import source_lines
-from mhsh.cli.parser import ConfigFlag
+from mhsh.cli.parser import ConfigFlag, WorkdirFlag
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
@@ -36,7 +36,7 @@ EXAMPLES = (
 def run(
     *,
     config: ConfigFlag | None = None,
-    workdir: str,
+    workdir: WorkdirFlag,
     verbose: Annotated[bool, Parameter(alias="-v")] = False,
     accept_gap: bool = False,
     fresh: bool = False,

@@ -211,6 +211,20 @@ def check_writable(flag: str, path: str | Path) -> None:
         raise UserError(f"{flag}={path} cannot be written: {error.strerror or error}; choose another {flag}") from error
 
 
+def check_folder(flag: str, path: str) -> None:
+    """Checks, before any work, that `path` is a folder, or that one can be made there. A bucket
+    says so itself when it is asked.
+
+    Raises:
+      UserError: it is empty, a file, or the file system refuses it.
+    """
+    if is_remote(path) or os.path.isdir(path):  # noqa: PTH112 (a name that is too long is none)
+        return
+    check_writable(flag, path)
+    if os.path.lexists(path):
+        raise UserError(f"{flag}={path} is no folder; choose another {flag}")
+
+
 def check_suffix(flag: str, path: str | Path, form: str, *suffixes: str) -> None:
     """Raises UserError where a file's name does not end as those of its form do."""
     if Path(path).suffix not in suffixes:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mhsh.cli.main import NAMES
+from mhsh.cli.main import NAMES, main
 from mhsh.cli.parser import Page, pages
 from mhsh.config.schema import Config
 from mhsh.configs import take_config
@@ -114,3 +114,30 @@ def test_a_text_without_a_mask_is_refused_before_the_model_is_loaded(tmp_path: P
     folder = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
     done = mhsh_without_jax("predict", str(folder.path), "--text=The cat sat.")
     assert done.returncode == 2 and "the text has no [MASK]; write [MASK] where" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--config=bert:2l8h", "--workdir"],
+        ["sweep", "--config=bert:2l8h", "--axes=seed=0,1", "--workdir"],
+        ["finetune", "run", "--config=glue:rte", "--workdir"],
+        ["quickstart", "--workdir"],
+        ["prepare", "--config=bert:2l8h", "--out"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    flag = arguments[-1]
+    for path, said in (
+        ("", f"{flag}= is empty; give a name"),
+        (tmp_path / "file", "is no folder; choose another"),
+        (tmp_path / "file" / "run", "cannot be written: Not a directory; choose another"),
+        ("/proc/run", "cannot be written: No such file or directory; choose another"),
+    ):
+        assert main([*arguments[:-1], f"{flag}={path}"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
