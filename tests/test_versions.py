@@ -91,8 +91,12 @@ def test_a_run_of_the_first_schema_is_compared_restored_exported_and_resumed_by_
     assert rows[0][0] == rows[1][0] and rows[0][1] == pytest.approx(rows[1][1], abs=1e-4)
     ledger = json.loads((tmp_path / "report.json").read_text())
     assert ledger["schema"] == NEXT and "cap" not in json.dumps(ledger["report"])
-    refused = mhsh_here("eval", str(stopped))  # whose config.json is of the first schema, and the checkpoint of the next
-    assert refused.returncode == 2 and f"6 was written by mhsh 0.1.0 with schema {NEXT}" in refused.stderr
+    # config.json is of the first schema, run.json and the checkpoint of the next.
+    for part in ("run.json", "6"):
+        refused = mhsh_here("eval", str(stopped))
+        assert refused.returncode == 2 and f"{part} was written by mhsh 0.1.0 with schema {NEXT}" in refused.stderr
+        record = json.loads((stopped / "run.json").read_text())
+        (stopped / "run.json").write_text(json.dumps(record | {"schema": NEXT - 1}))
 
 
 def test_a_folder_of_the_next_schema_is_refused_by_this_one(first, later):

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from msgspec.structs import replace
 
+from mhsh.config.entries import SCHEMES
 from mhsh.errors import UserError
 from mhsh.models import attention
 from mhsh.models.attention import MultiHeadAttention, attention_mask
@@ -46,9 +47,9 @@ def values_and_gradients(function, params, x, source, mask):
     return out, gradients
 
 
-def fresh_module(random_like, config, length=6):
+def fresh_module(random_like, config, length=6, norms=False):
     """A module, its random parameters, and inputs of self-attention."""
-    module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, length, config.embed_dim))
+    module, x = MultiHeadAttention(config, norms=norms), jax.random.normal(jax.random.key(0), (2, length, config.embed_dim))
     mask = jnp.ones((2, 1, length, length), bool)
     return module, random_like(jax.eval_shape(lambda: module.init(jax.random.key(1), x, None, mask, None))["params"]), x
 
@@ -230,7 +231,7 @@ def test_normalised_queries_and_keys_are_those_of_flax(tiny, random_like, error,
 
 def test_hybrid_norm_normalises_the_values_too(tiny, random_like, error):
     mask = attention_mask(jnp.asarray(SEGMENTS), causal=False)
-    ours, params, x = fresh_module(random_like, tiny(residual="hybrid_norm"))
+    ours, params, x = fresh_module(random_like, tiny(), norms=SCHEMES["hybrid_norm"].residual.head_norms)
     assert {name for name in params if name.endswith("norm")} == {"query_norm", "key_norm", "value_norm"}
     longer = params | {name: 7 * params[name] for part in ("query", "key", "value") for name in (f"{part}_kernel", f"{part}_bias")}
     outs = [ours.apply({"params": each}, x, None, mask, None) for each in (params, longer)]

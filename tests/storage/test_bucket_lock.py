@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
 from mhsh.storage import bucket_lock as module
 from mhsh.storage.bucket_lock import bucket_lock
 from mhsh.storage.run_folder import HOLDER_FILE, RunFolder
@@ -93,7 +93,7 @@ def test_a_refresh_whose_answer_is_lost_keeps_the_lock(run, monkeypatch):
 def test_a_bucket_that_does_not_answer_is_one_line(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port()}")
     with (
-        pytest.raises(UserError, match=r"cannot lock gs://runs/x: .*; check the bucket"),
+        pytest.raises(Unavailable, match=r"^cannot lock gs://runs/x: .*; check the bucket, and run the same command again$"),
         bucket_lock("gs://runs/x", {}, lambda: None),
     ):
         pass

@@ -50,7 +50,7 @@ def test_a_mesh_that_does_not_make_the_devices_is_refused(make_config, axes):
         ("2l8h", 8, 1, {}, (8, 1, 1), "an update moves"),
         ("24l16h", 32, 2, {}, (32, 1, 1), "there are 2 slices"),
         ("24l16h", 16, 1, {"mesh.tensor": 2}, (8, 1, 2), "mesh.tensor shards the matrices"),
-        ("24l16h", 16, 1, {"optimizer.name": "muon"}, (16, 1, 1), "Muon's products"),
+        ("24l16h", 16, 1, {"optimizer.name": "muon"}, (16, 1, 1), "muon's products"),
         ("24l16h", 3, 1, {}, (3, 1, 1), "model.embed_dim = 1024 is not divisible by mesh.fsdp = 3"),
     ],
 )
