@@ -152,8 +152,9 @@ def clear_half_files(folder: Path) -> None:
 def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
     """Replaces the file: a reader sees the old content or the new. Text is written as UTF-8."""
     data = content.encode() if isinstance(content, str) else content
-    if is_remote(path):  # a bucket replaces objects as a whole
-        epath.Path(path).write_bytes(data)
+    if is_remote(path):  # one request; an open file would hold on to one that failed
+        with bucket_objects(path) as objects:
+            objects.pipe_file(str(path), data)
         return
     with replacing(Path(path)) as temporary:
         temporary.write_bytes(data)

@@ -50,7 +50,7 @@ def append_rows(path: epath.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if is_remote(path):
         before = path.read_text() if exists(path) else ""
         if not before.endswith(lines):  # as where they were written, and the answer was lost
-            path.write_text(before + lines)
+            write_atomically(path, before + lines)
     else:
         with open(path, "a", encoding="utf-8") as file:
             file.write(lines)
