@@ -77,9 +77,17 @@ def _regular(path: epath.PathLike) -> IO[bytes]:
 
 
 def cache_folder() -> Path:
-    """The folder of copies that can be made again: MHSH_CACHE, or mhsh in the user's cache."""
-    named = os.environ.get("MHSH_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh"
+    """The folder of what can be made again: MHSH_CACHE, or mhsh in the user's cache.
+
+    Raises:
+      UserError: this user has no home.
+    """
+    if named := os.environ.get("MHSH_CACHE"):
+        return Path(named)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh"
+    except RuntimeError as error:
+        raise UserError("this user has no home; set MHSH_CACHE to a folder") from error
 
 
 def expanded(path: epath.PathLike) -> epath.Path:

@@ -16,7 +16,6 @@ from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import CellState, SweepFolder
-from mhsh.training.compiling import KEEP_ALL, private_cache
 from mhsh.training.signals import StopSignals
 
 _POLL_SECONDS = 0.1
@@ -52,7 +51,7 @@ def run_cells(folder: SweepFolder, cells: Sequence[Cell], parallel: int, begun: 
     waiting, shorter = list(cells), parents(folder.read_plan().cells)
     running: list[_Running] = []
     slots = list(range(parallel))
-    environment = _environment(folder, parallel)
+    environment = _environment(parallel)
     signalled: set[str] = set()  # cells that were told
 
     def pass_on(number: int) -> None:
@@ -158,16 +157,10 @@ def _terminating(running: list[_Running]) -> Iterator[None]:
             cell.process.wait()
 
 
-def _environment(folder: SweepFolder, parallel: int) -> dict[str, str]:
-    """The processes' environment. Cells share the sweep's XLA cache if the user has set none."""
+def _environment(parallel: int) -> dict[str, str]:
+    """The processes' environment."""
     # Unbuffered, so that logs can be followed and hold the last lines of a killed process.
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    if not environment.get("JAX_COMPILATION_CACHE_DIR"):
-        try:
-            environment["JAX_COMPILATION_CACHE_DIR"] = str(private_cache(folder.path))
-        except UserError as error:
-            print(f"{folder.path.name}: {error}; until then every cell keeps a cache of its own")
-    environment.setdefault(*KEEP_ALL)
     if parallel > 1:
         # By default the first process takes most of an accelerator's memory.
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_DEVICE_MEMORY / parallel:.3f}")

@@ -74,15 +74,7 @@ def preflight(facts: Mapping[str, str]) -> None:
     """
     if jax.process_count() == 1:
         return
-    client = multihost.get_jax_distributed_client()
-    client.key_value_set(f"mhsh/preflight/{jax.process_index()}", json.dumps(dict(facts)))
-    reports: list[dict[str, str]] = []
-    for process in range(jax.process_count()):
-        try:
-            report = client.blocking_key_value_get(f"mhsh/preflight/{process}", REPORT_TIMEOUT_SECONDS * 1000)
-        except Exception as error:  # jaxlib has no public class for this
-            raise UserError(f"process {process} has not reported within {REPORT_TIMEOUT_SECONDS} s; look at its log") from error
-        reports.append(json.loads(report))
+    reports = [json.loads(report) for report in _reports("preflight", json.dumps(dict(facts)))]
     differing = [
         f"process {process} has {name} {report.get(name)}, process 0 has {value}"
         for process, report in enumerate(reports)
@@ -91,6 +83,28 @@ def preflight(facts: Mapping[str, str]) -> None:
     ]
     if differing:
         raise UserError(f"the processes of this run differ: {'; '.join(differing)}; start all with the same command, code and text")
+
+
+def same_everywhere(name: str, value: str) -> bool:
+    """Whether all processes have called this with the same value. Each name is used once.
+
+    Raises:
+      UserError: a process has not reported in time.
+    """
+    return jax.process_count() == 1 or len(set(_reports(name, value))) == 1
+
+
+def _reports(name: str, value: str) -> list[str]:
+    """What each process says under this name; this one says `value`."""
+    client = multihost.get_jax_distributed_client()
+    client.key_value_set(f"mhsh/{name}/{jax.process_index()}", value)
+    reports = []
+    for process in range(jax.process_count()):
+        try:
+            reports.append(client.blocking_key_value_get(f"mhsh/{name}/{process}", REPORT_TIMEOUT_SECONDS * 1000))
+        except Exception as error:  # jaxlib has no public class for this
+            raise UserError(f"process {process} has not reported within {REPORT_TIMEOUT_SECONDS} s; look at its log") from error
+    return reports
 
 
 def agreed(decided: bool) -> bool:

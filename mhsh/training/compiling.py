@@ -1,6 +1,4 @@
-"""How programs are compiled: the flags of XLA, and a cache in the run's folder. With the cache a
-resumed run does not compile again.
-"""
+"""How programs are compiled: the flags of XLA, and a cache that all runs of a user share."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ import os
 import platform
 import shlex
 import stat
+import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
+from mhsh.storage.files import cache_folder
+from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import RunFolder
+from mhsh.training.cluster import same_everywhere
 
 CACHE_FOLDER = "compilation_cache"
 # jax would keep only what takes a second to compile. The others of a run take as long together.
-KEEP_ALL = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+_KEEP_ALL = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 0.0)
+_LARGEST, _ROOM = 4 << 30, 1 << 20  # bytes that the cache may have at a start, and that a start must find free
 
 # From the environment; they apply to everything that the process compiles.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -52,23 +56,35 @@ def numeric_flags(flags: str) -> dict[str, str]:
 
 
 def keep_compiled(folder: RunFolder) -> str:
-    """Makes jax use a compilation cache in the run's folder. Returns a note for the user: empty, or
-    why there is none.
+    """Makes jax keep compiled programs in the user's cache, where every run finds them. Returns a
+    note for the user: empty, or what else is done.
 
-    Programs from the cache are executed, so only its owner may have access to it. Nothing is kept
-    in a bucket, where that cannot be checked. If JAX_COMPILATION_CACHE_DIR is set, that cache is
-    used instead.
+    Programs from a cache are executed. So none is read from a run folder, which may be somebody
+    else's, and only its owner may have access to the cache. If JAX_COMPILATION_CACHE_DIR is set,
+    that cache is used instead.
+
+    Of several processes only the first writes programs. Where the others do not see them, all
+    compile: on GPUs they tune kernels together, and would wait for the one that need not.
     """
-    if folder.is_remote or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return ""
+    name, value = _KEEP_ALL
+    if name not in os.environ:
+        jax.config.update(name.lower(), value)
+    old = folder.path / CACHE_FOLDER
+    note = "" if folder.is_remote or not exists(old) else f"{old} is of an earlier mhsh, and nothing reads it; remove it"
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return note
     try:
-        cache = private_cache(Path(os.fspath(folder.path)))
-    except UserError as error:  # a cache can be done without
-        return f"{error}; until then every start compiles anew"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update(KEEP_ALL[0].lower(), float(KEEP_ALL[1]))
-    compilation_cache.reset_cache()  # jax decides at its first compilation whether it has one
-    return ""
+        cache = private_cache(cache_folder())
+        _make_room(cache.parent, _LARGEST)
+        identity = _identity(cache)
+    except (UserError, OSError) as error:  # a cache can be done without
+        cache, identity, note = None, "", f"no cache for compiled programs ({error}): every start compiles anew"
+    if not same_everywhere("cache", identity):
+        return note or "the processes of this run share no cache: every start compiles anew, until JAX_COMPILATION_CACHE_DIR is one"
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        compilation_cache.reset_cache()  # jax decides at its first compilation whether it has one
+    return note
 
 
 def private_cache(folder: Path) -> Path:
@@ -76,14 +92,47 @@ def private_cache(folder: Path) -> Path:
 
     Raises:
       UserError: it is no folder, it belongs to somebody else, or others have access to it.
+      OSError: it cannot be made, or written to.
     """
     cache = folder / CACHE_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         cache.mkdir(mode=0o700)
     status = cache.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"{cache} is not a folder of yours alone, and its programs would be executed; remove it")
-    return cache / machine()
+    programs = cache / machine()
+    programs.mkdir(exist_ok=True)
+    with tempfile.TemporaryFile(dir=programs) as file:  # jax would say for each program that there is no room
+        file.write(bytes(_ROOM))
+    return programs
+
+
+def _make_room(cache: Path, largest: int) -> None:
+    """Removes files until they have `largest` bytes together, and first those that were not read
+    for longest. jax's own bound looks at every file of the cache for each program that it adds, and
+    takes a lock for each that it reads.
+    """
+    files = []
+    for path in cache.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process makes room
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    excess = sum(size for _, size, _ in files) - largest
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            break
+        path.unlink(missing_ok=True)
+        excess -= size
+
+
+def _identity(cache: Path) -> str:
+    """The same for all processes that see this cache. A link appears at once, with its content."""
+    link = cache / "identity"
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(uuid.uuid4().hex)
+    return str(link.readlink())
 
 
 def machine() -> str:

@@ -1,23 +1,28 @@
-"""The flags that the compiler gets, and the cache of a run, which is for its owner alone."""
+"""The flags that the compiler gets, and the cache of a user, which is for nobody else."""
 
 from __future__ import annotations
 
 import os
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
+from mhsh.training import compiling
 from mhsh.training.compiling import (
     CACHE_FOLDER,
     flags_in_force,
     keep_compiled,
     machine,
     numeric_flags,
+    private_cache,
 )
 from tests.training.states import train_step_of
 
@@ -62,13 +67,12 @@ def test_the_compiler_gets_them(make_config):
         train_step_of(with_flags("--xla_cpu_enable_fast_math=7"))
 
 
-# Compiles something slow enough to be kept, in a process whose cache is the run's.
+# Compiles something in a process whose cache is the user's.
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.compiling import keep_compiled
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 events = []
 jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
 note = keep_compiled(RunFolder(sys.argv[1]))
@@ -78,31 +82,41 @@ print(events.count("/jax/compilation_cache/cache_hits"), events.count("/jax/comp
 """
 
 
-def hits_misses_and_note(folder: Path) -> tuple[int, int, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
+def hits_misses_and_note(run: Path, cache: Path) -> tuple[int, int, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)],
+        [sys.executable, "-c", PROGRAM, str(run)],
         capture_output=True,
         text=True,
         check=True,
-        env=environment | {"JAX_PLATFORMS": "cpu"},
+        env=environment | {"JAX_PLATFORMS": "cpu", "MHSH_CACHE": str(cache)},
     )
     hits, misses = done.stdout.split()
     return int(hits), int(misses), done.stderr.strip()
 
 
-def test_the_second_process_compiles_nothing_and_nobody_else_may_look(tmp_path):
-    hits, misses, note = hits_misses_and_note(tmp_path)
+def test_the_next_process_compiles_nothing_in_any_folder_and_reads_nothing_from_one(tmp_path):
+    """The second run's folder brings a cache, as archives of before did."""
+    cache, brought = tmp_path / "cache", tmp_path / "b" / CACHE_FOLDER
+    hits, misses, note = hits_misses_and_note(tmp_path / "a", cache)
     assert (hits, note) == (0, "") and misses > 0
-    assert hits_misses_and_note(tmp_path) == (misses, 0, "")
-    assert (tmp_path / CACHE_FOLDER).stat().st_mode & 0o777 == 0o700
-    assert [entry.name for entry in (tmp_path / CACHE_FOLDER).iterdir()] == [machine()]
+    assert (cache / CACHE_FOLDER).stat().st_mode & 0o777 == 0o700
+    brought.mkdir(parents=True, mode=0o700)
+    assert hits_misses_and_note(tmp_path / "b", cache) == (
+        misses,
+        0,
+        f"{brought} is of an earlier mhsh, and nothing reads it; remove it",
+    )
+
+    for entry in (cache / CACHE_FOLDER / machine()).glob("*-cache"):
+        (brought / machine()).mkdir(exist_ok=True)
+        entry.rename(brought / machine() / entry.name)
+    assert hits_misses_and_note(tmp_path / "b", cache)[:2] == (0, misses)
 
 
 @pytest.mark.parametrize("kind", ["open to others", "link", "broken link", "file"])
-def test_a_cache_that_is_not_its_owners_alone_is_not_used(tmp_path, monkeypatch, kind):
+def test_a_cache_that_is_not_its_owners_alone_is_not_used(tmp_path, kind):
     """It is neither read nor written."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     cache, elsewhere = tmp_path / CACHE_FOLDER, tmp_path / "elsewhere"
     if kind == "file":
         cache.write_text("mine")
@@ -113,9 +127,40 @@ def test_a_cache_that_is_not_its_owners_alone_is_not_used(tmp_path, monkeypatch,
     if kind == "link":
         elsewhere.mkdir(mode=0o700)
     before = sorted(tmp_path.rglob("*"))
-    hits, _, note = hits_misses_and_note(tmp_path)
-    assert hits == 0 and f"{cache} is not a folder of yours alone, and its programs would be executed; remove it" in note
+    with pytest.raises(UserError, match=f"{cache} is not a folder of yours alone, and its programs would be executed; remove it"):
+        private_cache(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["no folder", "full", "no home"])
+def test_a_run_goes_on_without_a_cache(tmp_path, monkeypatch, kind):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("MHSH_CACHE", str(tmp_path / "file" if kind == "no folder" else tmp_path / "cache"))
+    (tmp_path / "file").touch()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if kind == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    if kind == "no home":
+        for name in ("MHSH_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        note = keep_compiled(RunFolder(tmp_path / "run"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = {"no folder": "File exists", "full": "File too large", "no home": "this user has no home; set MHSH_CACHE"}[kind]
+    assert re.fullmatch(rf"no cache for compiled programs \(.*{said}.*\): every start compiles anew", note)
+    assert jax.config.values["jax_compilation_cache_dir"] == before
+
+
+def test_the_cache_has_a_bound_and_keeps_what_was_used_last(tmp_path):
+    for age, name in enumerate(("newest", "middle", "oldest")):
+        (tmp_path / name).write_bytes(bytes(10))
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    os.utime(tmp_path / "oldest", (2e9, 1e9))  # it was read since
+    compiling._make_room(tmp_path, 20)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "oldest"]
 
 
 def test_a_cache_of_the_users_own_stands(tmp_path):

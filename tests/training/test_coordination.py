@@ -10,9 +10,9 @@ from tests.clusters import finish, free_port, start_commands
 
 JOIN_AND_END = """
 import sys
-from mhsh.training.cluster import join
+from mhsh.training.cluster import join, same_everywhere
 with join(coordinator=sys.argv[1], num_processes=6, process_id=int(sys.argv[2])):
-    pass
+    assert same_everywhere("one", "value") and not same_everywhere("other", str(int(sys.argv[2]) // 5))
 """
 
 
