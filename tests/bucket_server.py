@@ -49,9 +49,25 @@ def _generation(request: Any, storage: Any) -> str:
 
 
 def _handlers() -> Iterator[tuple[str, dict[str, Any]]]:
-    wrapped = (objects.insert, objects.delete, objects.get, objects.download)
+    wrapped = {each: each for each in (objects.insert, objects.delete, objects.get, objects.download)} | {objects.compose: compose}
     for pattern, methods in server.HANDLERS:
-        yield pattern, {name: with_generations(each) if each in wrapped else each for name, each in methods.items()}
+        yield pattern, {name: with_generations(wrapped[each]) if each in wrapped else each for name, each in methods.items()}
+
+
+def compose(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
+    """objects.compose, of sources whose generation is named: 404 where there is none with it. A
+    composite object has no MD5 (https://cloud.google.com/storage/docs/composite-objects).
+    """
+    bucket = request.params["bucket_name"]
+    for source in request.data["sourceObjects"]:
+        try:
+            found = storage.get_file_obj(bucket, source["name"])["generation"]
+        except NotFound:
+            found = None
+        if found is None or found != source.get("generation", found):
+            response.status = HTTPStatus.NOT_FOUND
+            return
+    objects.compose(request, response, storage, *args, **kwargs)
 
 
 def main() -> None:

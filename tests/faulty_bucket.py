@@ -23,6 +23,7 @@ class FaultyBucket:
     def __init__(self, behind: str) -> None:
         self.decide: Decide = lambda number, method, path: None
         self.requests: list[tuple[str, str]] = []
+        self.sent: list[int] = []  # the bytes of their bodies
         self._lock = threading.Lock()
         proxy, target = self, urlsplit(behind).netloc
 
@@ -34,6 +35,7 @@ class FaultyBucket:
                 with proxy._lock:
                     number = len(proxy.requests)
                     proxy.requests.append((self.command, self.path))
+                    proxy.sent.append(len(body))
                 fault = proxy.decide(number, self.command, self.path)
                 if fault == "reset":
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -65,7 +65,8 @@ def register() -> None:
             tries = Request(where)
             while True:
                 try:
-                    answer = await once(self, method, path, *args, **kwargs)
+                    async with asyncio.timeout(tries.seconds):
+                        answer = await once(self, method, path, *args, **kwargs)
                 except Exception as error:
                     if not is_transient(error):
                         answered()
@@ -86,10 +87,9 @@ def is_transient(error: BaseException) -> bool:
     import aiohttp
     import requests
     from gcsfs.retry import ChecksumError, HttpError
-    from google.api_core.exceptions import GoogleAPICallError
     from google.auth.exceptions import GoogleAuthError, TransportError
 
-    if isinstance(error, HttpError | GoogleAPICallError):
+    if isinstance(error, HttpError):
         return str(error.code) in _TRANSIENT_STATUS
     if isinstance(error, aiohttp.ClientResponseError):
         return str(error.status) in _TRANSIENT_STATUS
@@ -135,7 +135,12 @@ def check_bucket(path: epath.PathLike) -> None:
     if importlib.util.find_spec("gcsfs") is None:
         raise UserError(f"cannot use {path}: gcsfs is not installed; {install_command('gcs')}")
     register()
-    _check_login(bucket, os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com")
+    _check_login(bucket, server())
+
+
+def server() -> str:
+    """The address of Google Cloud Storage, or of what stands in for it."""
+    return os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
 
 
 @functools.cache
@@ -172,6 +177,7 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
     """The bucket that `path` is in, as a file system of fsspec, for use inside the `with`.
 
     Raises:
+      FileExistsError: a request inside the `with` names another generation than the object has.
       OSError: the client failed, also inside the `with`; it has `strerror` and the path as given.
       UserError: the bucket cannot be used, or does not answer.
     """
@@ -184,6 +190,8 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
         yield fsspec.filesystem("gs")
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "no such object or bucket", str(path)) from error
+    except FileExistsError:
+        raise
     except (OSError, HttpError, ClientError) as error:
         if isinstance(error, gzip.BadGzipFile) or (isinstance(error, OSError) and error.errno is not None):
             raise

@@ -1,12 +1,9 @@
 """A lock in a bucket of Google Cloud Storage: an object that its holder creates, refreshes and
 deletes.
 
-A write names the generation that it replaces (0: no object exists), and fails if the object has
-another one. So only one of two processes creates it. A lock outlives a process that dies: it is
-dead when it has not been refreshed for DEAD_SECONDS. Processes watch it for that long, so that no
-two clocks have to agree.
-
-Source: https://cloud.google.com/storage/docs/request-preconditions
+Only one of two processes creates it (mhsh/storage/guarded.py). A lock outlives a process that
+dies: it is dead when it has not been refreshed for DEAD_SECONDS. Processes watch it for that long,
+so that no two clocks have to agree.
 """
 
 from __future__ import annotations
@@ -16,17 +13,15 @@ import json
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.bucket import is_transient
-from mhsh.storage.outage import LOGIN
+from mhsh.storage.guarded import GuardedObject, Taken
+from mhsh.storage.outage import one_try
 
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 45.0
 _POLL_SECONDS = 1.0
-_TIMEOUT_SECONDS = 10.0  # of one request
 
 
 @contextlib.contextmanager
@@ -39,20 +34,11 @@ def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], N
 
     Raises:
       BlockingIOError: another process holds it.
-      UserError: the bucket does not answer, or allows no writing.
+      UserError: the bucket allows no writing.
+      Unavailable: it does not answer.
     """
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
-    from requests.exceptions import RequestException
-
-    try:
-        lock = _Lock(path, holder)
-        lock.acquire(waiting)
-    except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        said = f"cannot lock {path}: {str(error).splitlines()[0]}"
-        if is_transient(error):
-            raise Unavailable(f"{said}; check the bucket, and run the same command again") from error
-        raise UserError(f"{said}; check the bucket, and {LOGIN}") from error
+    lock = _Lock(path, holder)
+    lock.acquire(waiting)
     released = threading.Event()
     thread = threading.Thread(target=lock.refresh_until, args=(released,), name="bucket lock", daemon=True)
     thread.start()
@@ -66,74 +52,43 @@ def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], N
 
 class _Lock:
     def __init__(self, path: str, holder: Mapping[str, object]) -> None:
-        from google.cloud import storage  # an extra, and half a second
-
-        bucket, _, name = path.removeprefix("gs://").partition("/")
-        self._path = path
-        self._bucket, self._name = storage.Client().bucket(bucket), name
-        self._content = json.dumps(dict(holder), indent=2) + "\n"
-        self._mark = {"lock": uuid.uuid4().hex}  # tells an own write whose answer was lost from another's
-        self._generation = 0
+        self._path, self._object = path, GuardedObject(path)
+        self._content = (json.dumps(dict(holder), indent=2) + "\n").encode()
 
     def acquire(self, waiting: Callable[[], None]) -> None:
-        if self._write(0):
-            return
-        seen = self._current()
-        if seen is not None:
+        seen = self._object.generation()
+        if seen:
             waiting()
         deadline = time.monotonic() + DEAD_SECONDS
-        while seen is not None and time.monotonic() < deadline:
+        while seen and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-            now = self._current()
-            if now is not None and now != seen:
+            now = self._object.generation()
+            if now and now != seen:
                 raise BlockingIOError(f"{self._path} is refreshed by another process")
             seen = now
-        if not self._write(seen or 0):
-            raise BlockingIOError(f"another process has just taken {self._path}")
+        try:
+            self._object.write(self._content, seen)
+        except Taken:
+            raise BlockingIOError(f"another process has just taken {self._path}") from None
 
     def refresh_until(self, released: threading.Event) -> None:
         while not released.wait(REFRESH_SECONDS):
             self._refresh()
 
     def release(self) -> None:
-        from google.api_core.exceptions import GoogleAPIError
-
         self._refresh()  # a process that wakes and ends at once finds out here
         # A lock that cannot be deleted is dead after DEAD_SECONDS.
-        with contextlib.suppress(GoogleAPIError, OSError):
-            self._bucket.blob(self._name).delete(if_generation_match=self._generation, timeout=_TIMEOUT_SECONDS)
+        with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
+            self._object.delete()
 
     def _refresh(self) -> None:
-        """Writes the object again; ends this process if another one has taken it."""
-        from google.api_core.exceptions import GoogleAPIError
-
+        """Writes the object again; ends this process if another one has taken it. Where the bucket
+        does not answer, the next refresh sees whether another process has.
+        """
         try:
-            kept = self._write(self._generation)
-        except (GoogleAPIError, OSError):
-            return  # the next refresh sees whether another process has taken the lock
-        if not kept:
+            with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
+                self._object.write(self._content)
+        except Taken:
             line = f"mhsh: {self._path} was taken by another process, as this one had not refreshed it for long; stopped\n"
             os.write(2, line.encode())
             os._exit(2)
-
-    def _write(self, generation: int) -> bool:
-        """Replaces the object of that generation. False if it has another one and is not ours."""
-        from google.api_core.exceptions import PreconditionFailed
-
-        blob = self._bucket.blob(self._name)  # a new one, because a Blob keeps the generation that it has read
-        blob.metadata = self._mark
-        try:
-            blob.upload_from_string(
-                self._content, "application/json", if_generation_match=generation, timeout=_TIMEOUT_SECONDS, retry=None
-            )
-        except PreconditionFailed:
-            blob = self._bucket.get_blob(self._name, timeout=_TIMEOUT_SECONDS)
-            if blob is None or blob.metadata != self._mark:
-                return False
-        self._generation = int(blob.generation or 0)
-        return True
-
-    def _current(self) -> int | None:
-        """The object's generation, or None if it does not exist."""
-        blob = self._bucket.get_blob(self._name, timeout=_TIMEOUT_SECONDS)
-        return None if blob is None else blob.generation

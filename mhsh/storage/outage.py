@@ -22,6 +22,7 @@ T = TypeVar("T")
 LOGIN = "log in with gcloud auth application-default login, or ask for access"
 _SAID_AFTER = 10.0  # seconds; a shorter outage is nobody's business
 _LONGEST_PAUSE = 20.0  # seconds between two tries
+_ONE_TRY_SECONDS = 15.0  # of a request that nobody waits for
 # What a disk, or a network that a disk is behind, may recover from.
 TRANSIENT = frozenset(
     {
@@ -80,6 +81,7 @@ class Request:
 
     def __init__(self, where: object) -> None:
         self._where, self._begun, self._tries = where, time.monotonic(), 0
+        self.seconds = None if _waits.get() else _ONE_TRY_SECONDS  # that a try may take; None: the client's own bound
 
     def failed(self, error: BaseException) -> float:
         """A try has failed in a way that may pass. Returns the seconds until the next one.

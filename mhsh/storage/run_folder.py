@@ -37,7 +37,7 @@ from mhsh.storage.files import (
     write_atomically,
 )
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
-from mhsh.storage.rows import CutRows, Metrics, append_rows, cut_rows, read_rows
+from mhsh.storage.rows import CutRows, Metrics, RowsFile, read_rows
 
 METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
@@ -67,6 +67,7 @@ class RunFolder:
         checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
+        self._rows = RowsFile(self.path / METRICS_FILE)
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
@@ -301,8 +302,8 @@ class RunFolder:
         write_atomically(self.path / "run.json", _dump({**WRITER, **record, **WRITER}))
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends rows, which need `step` and `split`. Numbers that are not finite become null."""
-        append_rows(self.path / METRICS_FILE, rows)
+        """Appends rows, which need `step` and `split`; see `RowsFile.append`."""
+        self._rows.append(rows)
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line. `problem` names that line, or a missing file."""
@@ -313,8 +314,8 @@ class RunFolder:
         make_durable(self.path / METRICS_FILE)
 
     def cut_metrics(self, step: int, expected: int, accept_gap: bool) -> CutRows:
-        """Drops the rows after `step`, which a resumed run logs again; see `cut_rows`."""
-        return cut_rows(self.path / METRICS_FILE, step, expected, accept_gap)
+        """Drops the rows after `step`, which a resumed run logs again; see `RowsFile.cut`."""
+        return self._rows.cut(step, expected, accept_gap)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:

@@ -273,7 +273,7 @@ def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatc
         pytest.raises(UserError, match=r"another mhsh prepare is running in gs://"),
     ):
         prepared_there(config, f"{bucket}/out")
-    with pytest.raises(UserError, match=r"^cannot lock gs://nowhere/out/\.prepare\.lock: 404"):
+    with pytest.raises(UserError, match=r"^there is no bucket gs://nowhere; make it"):
         prepared_there(config, "gs://nowhere/out")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,36 +13,14 @@ from etils import epath
 from mhsh.cli.main import main
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import outage
-from mhsh.storage.bucket import Refused, check_bucket
+from mhsh.storage.bucket import Refused
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import COMMIT_MARK, RunFolder, committed_steps
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
-from tests.buckets import bucket_variables, emulator
 from tests.faulty_bucket import FaultyBucket
 
 FAULTS = (502, 503, 429, "reset", "cut")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyBucket]:
-    with emulator(tmp_path_factory.mktemp("emulator") / "log", "runs") as address, FaultyBucket(address).serving() as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def faulty(server: FaultyBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBucket]:
-    """The bucket `runs`, whose requests fail as `decide` says, and an outage that is borne for two
-    seconds.
-    """
-    for name, value in bucket_variables(server.address).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(outage._state, "patience", 2.0)
-    server.decide = lambda number, method, path: None
-    check_bucket("gs://runs")
-    yield server
-    server.decide = lambda number, method, path: None
-    outage.answered()
 
 
 @pytest.fixture
@@ -99,19 +76,6 @@ def test_where_training_goes_on_nothing_is_tried_twice(faulty: FaultyBucket, run
     with outage.one_try(), pytest.raises(Unavailable):
         RunFolder(run).append_metrics([{"step": 1, "split": "train"}])
     assert len(faulty.requests) - begin <= 2 and time.monotonic() - seconds < 1.5
-
-
-def test_rows_whose_answer_was_lost_are_there_once(faulty: FaultyBucket, run: str) -> None:
-    """Half of the answer to the upload comes: the rows are written, and are given again."""
-    rows = [{"step": step, "split": "train", "loss": 1.0} for step in (1, 2)]
-    folder = RunFolder(run)
-    folder.append_metrics(rows[:1])
-    faulty.decide = lambda number, method, path: "cut" if method in ("POST", "PUT") else None
-    with outage.one_try(), pytest.raises(Unavailable):
-        folder.append_metrics(rows[1:])
-    faulty.decide = lambda number, method, path: None
-    folder.append_metrics(rows[1:])
-    assert folder.read_metrics().rows == rows
 
 
 @pytest.mark.parametrize("status", [401, 403])
