@@ -144,12 +144,12 @@ def test_ten_deaths_of_random_processes_leave_the_unbroken_curve(corpus, tmp_pat
 
 def test_a_process_that_never_joins_ends_the_others_in_one_line():
     join = (
-        "from mhsh.training import cluster; cluster.JOIN_SECONDS = 3; "
+        "from mhsh.training import cluster; cluster.JOIN_SECONDS = 1; "
         f"cluster.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
     )
     ended = subprocess.run([sys.executable, "-c", join], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 75, ended.stderr
     assert ended.stderr.splitlines()[-1] == (
-        "mhsh: not all processes of this run have joined within 3 s; look at their logs, and run the same command again on all"
+        "mhsh: not all processes of this run have joined within 1 s; look at their logs, and run the same command again on all"
     )
     assert "Traceback" not in ended.stderr

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 LOGIN = "log in with gcloud auth application-default login, or ask for access"
 _SAID_AFTER = 10.0  # seconds; a shorter outage is nobody's business
-_LONGEST_PAUSE = 20.0  # seconds between two tries
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 20.0  # seconds between two tries; each is twice as long as the one before
 _ONE_TRY_SECONDS = 15.0  # of a request that nobody waits for
 # What a disk, or a network that a disk is behind, may recover from.
 TRANSIENT = frozenset(
@@ -102,7 +102,7 @@ class Request:
                 f"{self._where} has not answered for {lasted:.0f} s ({reason}); nothing is lost: run the same command again"
             ) from error
         self._tries += 1
-        return min(0.25 * 2**self._tries, _LONGEST_PAUSE, max(0.1, _state.patience - lasted))
+        return min(_FIRST_PAUSE * 2 ** (self._tries - 1), _LONGEST_PAUSE, max(0.1, _state.patience - lasted))
 
 
 def is_failing() -> bool:

@@ -75,14 +75,14 @@ def test_an_error_that_may_come_of_a_loss_waits_for_the_news(
     run: tuple[Store, Peers, Said], is_saving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collective's own, or what a save makes of it: an error for people, with its cause."""
-    monkeypatch.setattr(peers_module, "_NEWS_SECONDS", 2)
+    monkeypatch.setattr(peers_module, "_NEWS_SECONDS", 1)
     error: Exception = ValueError("Connection closed by peer")
     if is_saving:
         cause, error = error, UserError("the checkpoint could not be saved")
         error.__cause__ = cause
     store, peers, said = run
     one = member(store, 1)
-    threading.Timer(1, one.close).start()
+    threading.Timer(0.3, one.close).start()
     with member(store, 2) as two:
         peers.__exit__(type(error), error, None)
         assert said.get(timeout=10)[0].startswith("process 1 of this run is lost")

@@ -72,9 +72,8 @@ LOOPED = {"model.loops": 2}
         pytest.param("bert", "2l8h", (1, 4, 2), {}, marks=pytest.mark.slow),
         pytest.param("bert", "16l1h", (1, 8, 1), {}, marks=pytest.mark.slow),
         pytest.param("bert", "16l1h", (2, 2, 2), {}, marks=pytest.mark.slow),
-        ("translation", "tiny", (2, 2, 2), {}),
+        pytest.param("translation", "tiny", (2, 2, 2), {}, marks=pytest.mark.slow),  # by default: GATHERED
         pytest.param("translation", "tiny_8l1h", (1, 4, 2), {}, marks=pytest.mark.slow),
-        ("gpt", "6l4h_gqa", (2, 1, 1), {}),
         pytest.param("gpt", "6l4h_gqa", (2, 2, 2), {}, marks=pytest.mark.slow),
         # One head of keys and values, which is not cut.
         pytest.param("gpt", "12l2h_gqa", (1, 4, 2), {}, marks=pytest.mark.slow),
@@ -83,7 +82,7 @@ LOOPED = {"model.loops": 2}
         pytest.param("gpt", "6l4h", (2, 2, 1), LOOPED | GATHERED, marks=pytest.mark.slow),
         pytest.param("gpt", "6l4h", (2, 2, 1), GATHERED | {"model.residual": "block_attn_res"}, marks=pytest.mark.slow),
         pytest.param("gpt", "6l4h", (2, 2, 1), GATHERED | {"model.residual": "mhc_lite"}, marks=pytest.mark.slow),
-        ("bert", "4l4h", (1, 8, 1), GATHERED),
+        pytest.param("bert", "4l4h", (1, 8, 1), GATHERED, marks=pytest.mark.slow),
         ("translation", "tiny", (2, 2, 2), GATHERED),
         pytest.param("bert", "4l4h", (2, 2, 1), GATHERED | {"train.accumulation_steps": 2}, marks=pytest.mark.slow),
         pytest.param("bert", "16l1h", (2, 4, 1), GATHERED, marks=pytest.mark.slow),
