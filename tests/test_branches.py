@@ -13,7 +13,7 @@ import pytest
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
 from mhsh.verdict.runs import load_runs
-from tests.runs import CONFIG, final_state, mhsh, mhsh_here, rows_without_timings
+from tests.runs import CONFIG, final_state, mhsh_here, rows_without_timings
 
 TRUNK = [*CONFIG, "--config.optimizer.schedule=wsd"]
 DECAYED = [*TRUNK, "--config.train.num_steps=18", "--config.optimizer.decay_steps=6"]
@@ -23,7 +23,7 @@ DECAYED = [*TRUNK, "--config.train.num_steps=18", "--config.optimizer.decay_step
 def trunk(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 36 steps at a constant rate, with checkpoints of steps 12, 24 and 36."""
     workdir = tmp_path_factory.mktemp("branches") / "trunk"
-    done = mhsh("train", *TRUNK, corpus, f"--workdir={workdir}")
+    done = mhsh_here("train", *TRUNK, corpus, f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
     return workdir
 
@@ -34,7 +34,7 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path):
     """
     whole, branch = tmp_path / "whole", tmp_path / "branch"
     arguments = ["train", *DECAYED, corpus, f"--config.train.start_from={trunk}@12"]
-    assert mhsh("train", *DECAYED, corpus, f"--workdir={whole}").returncode == 0
+    assert mhsh_here("train", *DECAYED, corpus, f"--workdir={whole}").returncode == 0
     done = mhsh_here(*arguments, f"--workdir={branch}")
     assert done.returncode == 0, done.stderr
     assert "resuming from the checkpoint of step 12" in done.stdout

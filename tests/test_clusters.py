@@ -37,6 +37,21 @@ def assert_same_run(folder: Path, reference: Path) -> None:
         assert np.abs(a - b).max() <= 1e-4 * max(np.abs(b).max(), 1e-3)
 
 
+def kill_one(arguments: list[str], victim: int, step: int) -> None:
+    """Kills one of two processes at a step; the other says so."""
+    processes = start(2, arguments)
+    wait_for_step(Path(arguments[-1].removeprefix("--workdir=")), step, processes[0])
+    processes[victim].kill()
+    begin = time.monotonic()
+    processes[1 - victim].wait(timeout=60)
+    assert time.monotonic() - begin < 10
+    results = finish(processes)
+    status, _, err = results[1 - victim]
+    lines = [line for line in err.splitlines() if "Gloo" not in line]
+    assert (status, len(lines)) == (75, 1), results
+    assert lines[0].startswith(f"mhsh: process {victim} of this run is lost; run the same command again")
+
+
 GATHERED = ["--config.mesh.data=1", "--config.model.remat_policy=gathered_groups"]
 
 
@@ -55,15 +70,17 @@ def test_several_processes_equal_one(unbroken, corpus, tmp_path, count, more):
         *(pytest.param(*more, marks=pytest.mark.slow) for more in ((2, 1, "data=1"), (4, 2, "fsdp=1"), (4, 2, "data=1"))),
     ],
 )
-def test_stopped_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back, mesh):
-    """Over `data`, and over `fsdp`: the other axis takes the devices."""
-    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}", f"--config.mesh.{mesh}"]
+def test_stopped_and_killed_on_several_gone_on_with_fewer(unbroken, corpus, tmp_path, count, back, mesh):
+    """Over `data`, and over `fsdp`: the other axis takes the devices. Then one of two is killed."""
+    arguments = ["train", *CONFIG, corpus, f"--config.mesh.{mesh}", f"--workdir={tmp_path / 'run'}"]
     processes = start(count, arguments)
     wait_for_step(tmp_path / "run", 4, processes[0])
     processes[-1].send_signal(signal.SIGTERM)  # one is asked, all stop
     results = finish(processes)
     assert [status for status, _, _ in results] == [75] * count, results
     assert rows_without_timings(tmp_path / "run")[-1]["step"] < 36
+    if count == 2:
+        kill_one(arguments, victim=0, step=13)
     if back == 1:
         again = mhsh(*arguments)
         assert again.returncode == 0, again.stderr
@@ -94,21 +111,11 @@ def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
     assert RunFolder(tmp_path / "run").read_metrics().rows
 
 
-@pytest.mark.parametrize("killed", [[(0, 13)], pytest.param([(1, 7), (0, 13), (1, 25)], marks=pytest.mark.slow)])
-def test_when_one_is_killed_the_other_says_so_and_can_go_on(unbroken, corpus, tmp_path, killed):
+@pytest.mark.slow  # by default: the test of a run that is stopped, which kills one too
+def test_when_one_is_killed_the_other_says_so_and_can_go_on(unbroken, corpus, tmp_path):
     arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
-    for victim, step in killed:
-        processes = start(2, arguments)
-        wait_for_step(tmp_path / "run", step, processes[0])
-        processes[victim].kill()
-        begin = time.monotonic()
-        processes[1 - victim].wait(timeout=60)
-        assert time.monotonic() - begin < 10
-        results = finish(processes)
-        status, _, err = results[1 - victim]
-        lines = [line for line in err.splitlines() if "Gloo" not in line]
-        assert (status, len(lines)) == (75, 1), results
-        assert lines[0].startswith(f"mhsh: process {victim} of this run is lost; run the same command again")
+    for victim, step in ((1, 7), (0, 13), (1, 25)):
+        kill_one(arguments, victim, step)
     again = mhsh(*arguments)
     assert again.returncode == 0, again.stderr
     assert_same_curve(tmp_path / "run", unbroken)

@@ -16,8 +16,8 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from msgspec.structs import replace
 
-from mhsh.config.schema import Config
-from mhsh.models.build import build_model, forward
+from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
+from mhsh.models.build import boxed_parameters, build_model, forward
 from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
@@ -195,14 +195,20 @@ def with_policy(config: Config, policy: str, **fields: Any) -> Config:
     return replace(config, model=replace(config.model, remat_policy=policy, **fields))
 
 
-@functools.cache
 def saved_activations(config: Config, rows: int) -> int:
     """Bytes saved for the backward pass of `rows` rows, without parameters and inputs.
 
     These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
-    model = build_model(replace(config.model, attention_implementation="xla"))
-    params = nn.unbox(_boxed_state(config).params)
+    train = TrainConfig(label_smoothing=config.train.label_smoothing)
+    model = replace(config.model, attention_implementation="xla")
+    return _saved_activations(Config(model, config.data, OptimizerConfig(), train, MeshConfig()), rows)
+
+
+@functools.cache  # tracing takes a second; most configs differ in what does not matter here
+def _saved_activations(config: Config, rows: int) -> int:
+    model = build_model(config.model)
+    params = nn.unbox(boxed_parameters(replace(config.model, remat_policy="none")))
     # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
     views = {

@@ -11,13 +11,19 @@ import pytest
 from mhsh.cli.main import main
 from mhsh.cli.plan import _print
 
-TWINS = ("--config=bert:24l16h", "--config=bert:384l1h", "--config.train.batch_size=16")
+TWINS = (
+    "--config=bert:24l16h",
+    "--config=bert:384l1h",
+    "--config.train.batch_size=16",
+    "--config.mesh.data=16",
+    "--config.mesh.fsdp=1",
+)
 
 
 @pytest.fixture(scope="module")
 def twins():
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert main(["plan", *TWINS, "--config.mesh.data=16", "--config.mesh.fsdp=1", "--hbm=16", "--json"]) == 0
+        assert main(["plan", *TWINS, "--hbm=16", "--json"]) == 0
     return json.loads(out.getvalue())["configs"]
 
 

@@ -121,20 +121,30 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert shape == there.read_plan().cells[0].cost["parameters"]
 
 
-def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys):
-    """Two hosts: the first has seed 0, which chooses, the second seed 1, which reports."""
-    folder = tmp_path / "s"
-    tuned = ["--axes", "lr=1e-6,3e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
-    axes = ["sweep", *CONFIG, *learnable, *tuned, f"--workdir={folder}"]
-    assert main([*axes, "--dry-run"]) == 0
+@pytest.fixture
+def tuned(learnable: list[str], tmp_path: Path) -> list[str]:
+    """A sweep of two hosts: the first has seed 0, which chooses, the second seed 1, which
+    reports.
+    """
+    axes = ["--axes", "lr=1e-6,3e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
+    return ["sweep", *CONFIG, *learnable, *axes, f"--workdir={tmp_path / 's'}"]
+
+
+def test_a_host_whose_seeds_report_waits_for_the_choice(tuned, tmp_path, capsys):
+    assert main([*tuned, "--dry-run"]) == 0
     assert "2 of them choose lr; the other seeds run at the chosen values" in capsys.readouterr().out
-    assert main([*axes, "--cells=0/2"]) == os.EX_TEMPFAIL  # 0/2 is 2/2, for who counts from 0
+    assert main([*tuned, "--cells=0/2"]) == os.EX_TEMPFAIL  # 0/2 is 2/2, for who counts from 0
     assert "Some settings have no lr yet" in capsys.readouterr().out
-    assert states(folder) == [WAITING] * 4
-    assert main([*axes, "--cells=1/2", "--parallel=2"]) == 0
+    assert states(tmp_path / "s") == [WAITING] * 4
+
+
+@pytest.mark.slow  # by default: tests/verdict/test_tuning.py says what is chosen
+def test_only_the_best_value_is_trained_on_all_seeds(tuned, tmp_path, capsys):
+    folder = tmp_path / "s"
+    assert main([*tuned, "--cells=1/2", "--parallel=2"]) == 0
     assert "  1x8 admin: 0.03\n" in capsys.readouterr().out
     assert states(folder) == [FINISHED, WAITING, FINISHED, WAITING]
-    assert main([*axes, "--cells=2/2"]) == 0
+    assert main([*tuned, "--cells=2/2"]) == 0
     assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
 
 
