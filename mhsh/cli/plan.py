@@ -58,10 +58,14 @@ def run(
     hbm_bytes = round(hbm * GIB) if hbm else None
     target = parse_topology(topology, num_slices) if topology else None
     counts = [(kind, number) for text in chips for kind, number in _chips(text, CHIPS)]
+    times = {  # first, for they are refused at once
+        name: {f"{number} {kind}": step_time(one, CHIPS[kind], number)._asdict() for kind, number in counts}
+        for name, one in configs.items()
+    }
     plans = {name: ledger(one, target, hbm_bytes) for name, one in configs.items()}
     for name, one in configs.items():
         if counts:
-            plans[name]["time"] = {f"{number} {kind}": step_time(one, CHIPS[kind], number)._asdict() for kind, number in counts}
+            plans[name]["time"] = times[name]
         if target is not None:
             plans[name]["compiled"] = measure(one, target, hbm_bytes)
     if as_json:
