@@ -21,12 +21,14 @@ def emulator(log: Path, bucket: str) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     arguments = [sys.executable, "-m", "tests.bucket_server", str(port), bucket]
     with open(log, "wb") as file, subprocess.Popen(arguments, cwd=ROOT, stdout=file, stderr=file) as server:
-        deadline = time.monotonic() + 60
-        while not _answers(f"{address}/storage/v1/b"):
-            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        yield address
-        server.terminate()
+        try:
+            deadline = time.monotonic() + 60
+            while not _answers(f"{address}/storage/v1/b"):
+                assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            yield address
+        finally:
+            server.terminate()
 
 
 def _answers(url: str) -> bool:

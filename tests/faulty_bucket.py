@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-# What becomes of request number k (from 0): a status, "reset", "cut" (half of the answer) or None.
+# What becomes of request number k (from 0): a status, "reset", "cut" (half of the answer),
+# "silent" (none, until the client gives up) or None.
 Decide = Callable[[int, str, str], int | str | None]
 
 
@@ -37,6 +38,10 @@ class FaultyBucket:
                     proxy.requests.append((self.command, self.path))
                     proxy.sent.append(len(body))
                 fault = proxy.decide(number, self.command, self.path)
+                if fault == "silent":
+                    self.connection.recv(1)
+                    self.close_connection = True
+                    return
                 if fault == "reset":
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     self.connection.close()

@@ -26,6 +26,8 @@ from etils import epath
 from mhsh.errors import Unavailable, UserError, install_command
 from mhsh.storage.outage import LOGIN, TRANSIENT, Request, answered, one_try
 
+# A connection on which nothing comes for so long is given up; gcsfs and TensorStore would wait.
+_SILENT_SECONDS = 30
 # https://cloud.google.com/storage/docs/retry-strategy
 _TRANSIENT_STATUS = ("408", "429", "500", "502", "503", "504")
 
@@ -45,6 +47,7 @@ class Refused(UserError, OSError):
 def register() -> None:
     """Makes the client that of gs:// for this process; before its first request. Needs gcsfs."""
     import fsspec
+    from aiohttp import ClientTimeout
     from fsspec.config import conf
     from gcsfs.core import GCSFileSystem
 
@@ -79,7 +82,11 @@ def register() -> None:
     # Its cache of listings hides what other processes write: Orbax would wait for that for ever.
     for name in ("gs", "gcs"):
         fsspec.register_implementation(name, Bucket, clobber=True)
-        conf.setdefault(name, {})["use_listings_cache"] = False
+        silence = ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)
+        conf.setdefault(name, {}).update(use_listings_cache=False, requests_timeout=silence)
+    # Of TensorStore's requests, which are those of the checkpoints.
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(_SILENT_SECONDS))
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 
 
 def is_transient(error: BaseException) -> bool:

@@ -150,19 +150,19 @@ def test_a_failure_ends_the_others(cluster: Callable, home: Path) -> None:
 def test_after_a_loss_all_start_again(cluster: Callable, home: Path) -> None:
     (home / "0").write_text('rm "$HOME/0"; sleep 0.5; exit 75\n')
     (home / "1").write_text('rm "$HOME/1"; kill -KILL $$\n')
-    result = cluster("--processes=2", "--", "train")
+    result = cluster("--processes=2", "--pause=1", "--", "train")
     assert result.returncode == 0
     assert result.stderr.splitlines()[:3] == [
         "local_cluster: process 1 ended with exit status 137",
         "local_cluster: process 0 ended with exit status 75",
-        "local_cluster: a process was lost: starting all again, 1 of 100 times",
+        "local_cluster: a process was lost: starting all again in 1 s, 1 of 100 times",
     ]
     assert len((home / "pids").read_text().split()) == 4
 
 
 def test_it_starts_again_so_many_times(cluster: Callable, home: Path) -> None:
     (home / "0").write_text("exit 75\n")
-    assert cluster("--processes=1", "--max-restarts=2", "--", "train").returncode == 75
+    assert cluster("--processes=1", "--max-restarts=2", "--pause=0", "--", "train").returncode == 75
     assert len((home / "pids").read_text().split()) == 3
 
 

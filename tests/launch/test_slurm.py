@@ -111,12 +111,19 @@ def call(cluster: Path) -> list[str]:
 def test_only_75_and_a_kill_go_back_into_the_queue(
     job: Callable, cluster: Path, hostile: list[str], status: int, state: str, requeued: bool
 ) -> None:
-    ended, _, errors = end(job("train", *hostile, MHSH_STATUS=str(status), JOB_STATE=state))
+    ended, _, errors = end(job("train", *hostile, MHSH_STATUS=str(status), JOB_STATE=state, MHSH_PAUSE="0"))
     assert ended == status
     assert f"mhsh ended with exit status {status}" in errors
     assert call(cluster) == ["train", *hostile]
     assert ("scontrol requeue 77" in (cluster / "slurm.log").read_text()) == requeued
+    assert ("starting again in 0 s, 1 of 100 times\n" in errors) == requeued
     assert not list(cluster.rglob("harm"))
+
+
+def test_it_goes_back_into_the_queue_100_times(job: Callable, cluster: Path) -> None:
+    status, _, errors = end(job("train", MHSH_STATUS="75", SLURM_RESTART_COUNT="100"))
+    assert status == 75 and "starting again" not in errors
+    assert "requeue" not in (cluster / "slurm.log").read_text()
 
 
 @pytest.mark.parametrize(("name", "status", "requeued"), [("TERM", 75, True), ("INT", 130, False)])

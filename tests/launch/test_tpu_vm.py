@@ -173,8 +173,27 @@ def test_it_runs_again_after_75_and_a_kill_with_the_same_arguments(acted: Callab
         told = (home / "told").read_text().split("\1")[:-1]
         assert [each.split("\0")[:-1] for each in told] == [["train", *hostile, "--distributed"]] * 3
     assert not list(launcher.cloud.folder.rglob("harm"))
-    ended = [line for line in launcher.run("logs", "--worker=all")[1].splitlines() if "ended" in line]
-    assert [line.rpartition(": ")[2] for line in ended] == [f"mhsh ended with exit status {n}" for n in (75, 137, 0)] * 2
+    said = [line.rpartition(": ")[2] for line in launcher.run("logs", "--worker=all")[1].splitlines()]
+    assert [line for line in said if "ended" in line] == [f"mhsh ended with exit status {n}" for n in (75, 137, 0)] * 2
+    again = [re.sub(r"in \d+ s", "in N s", line) for line in said if "again" in line]
+    assert again == [f"starting again in N s, {n} of 100 times" for n in (1, 2)] * 2
+
+
+def test_it_runs_again_100_times(environment: dict[str, str], tmp_path: Path) -> None:
+    for name, script in (
+        ("launch/tpu_worker", (ROOT / "launch/tpu_worker").read_text()),
+        (".venv/bin/mhsh", "#!/bin/sh\nexit 75\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "mhsh-logs").mkdir()
+    command = ["bash", str(tmp_path / "launch/tpu_worker"), "loop", "run", "0", "train"]
+    done = subprocess.run(command, env=environment | {"HOME": str(tmp_path)}, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines.count("mhsh ended with exit status 75") == 101 and lines[-2] == "mhsh ended with exit status 75"
+    assert lines[-3] == "starting again in 0 s, 100 of 100 times" and "given up" in lines[-1]
+    assert (tmp_path / "mhsh-logs/run.status").read_text() == "1\n"
 
 
 def test_up_goes_from_nothing_to_the_end_and_again(acted: Callable) -> None:

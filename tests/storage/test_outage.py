@@ -7,7 +7,9 @@ import os
 import time
 from pathlib import Path
 
+import fsspec
 import pytest
+from aiohttp import ClientTimeout
 from etils import epath
 
 from mhsh.cli.main import main
@@ -68,6 +70,17 @@ def test_an_outage_ends_with_75_and_one_line(faulty: FaultyBucket, run: str, cap
     assert outage.is_failing() and outage.is_over()
     faulty.decide = lambda number, method, path: None
     assert names_in(f"{run}/checkpoints") == ["300", "350", "400", "450"] and not outage.is_failing()
+
+
+def test_a_request_that_nobody_answers_is_given_up_and_asked_again(
+    faulty: FaultyBucket, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = fsspec.filesystem("gs")
+    assert bucket.requests_timeout.sock_read == int(os.environ["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"]) == 30
+    monkeypatch.setattr(bucket, "requests_timeout", ClientTimeout(sock_read=0.3))
+    first = len(faulty.requests)
+    faulty.decide = lambda number, method, path: "silent" if number == first else None
+    assert exists(f"{run}/run.json") and len(faulty.requests) > first + 1
 
 
 def test_where_training_goes_on_nothing_is_tried_twice(faulty: FaultyBucket, run: str) -> None:
