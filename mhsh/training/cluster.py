@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
-from jax._src import distributed
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from mhsh.errors import UserError
-from mhsh.training.coordination import service_beside
+from mhsh.training.coordination import connect
 from mhsh.training.peers import Peers
 
 JOIN_SECONDS = REPORT_TIMEOUT_SECONDS = 300
@@ -41,18 +40,11 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
     timer.daemon = True
     timer.start()
     try:
-        # With a coordinator given, detection is off: inside a Slurm job JAX would assign devices
-        # by task.
-        detection = None if coordinator is None else "deactivate"
         # jax's own service would take SIGTERM away from Python; processes agree by StopAgreement.
         jax.config.update("jax_enable_preemption_service", False)
-        with service_beside():
-            jax.distributed.initialize(
-                coordinator, num_processes, process_id, cluster_detection_method=detection, initialization_timeout=2 * JOIN_SECONDS
-            )
-        state = distributed.global_state
-        host = str(state.coordinator_address).rpartition(":")[0].strip("[]")
-        peers.connect(state.process_id, state.num_processes, state.client, host)
+        place = connect(coordinator, num_processes, process_id, 2 * JOIN_SECONDS)
+        host = str(place.coordinator).rpartition(":")[0].strip("[]")
+        peers.connect(place.process, place.count, multihost.get_jax_distributed_client(), host)
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(

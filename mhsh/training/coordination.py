@@ -3,71 +3,111 @@
 jax runs the service inside process 0. When that one dies, the clients in all the others abort at
 once, with a stack and status 134, and cannot be told not to (jax 0.10 to 0.12: a callback of
 Python's gets an argument that it cannot take). Here the service outlives process 0 by
-`LINGER_SECONDS`, in which `peers` ends the others as it should.
+`LINGER_SECONDS`, in which `peers` ends the others as it should. The one inside process 0 has an
+address that nobody is told.
+
+Of jax's private names mhsh uses two, both here: jax has no public way to start the service alone,
+or to find the processes of a cluster without joining them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import atexit
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 LINGER_SECONDS = 3
+PRIVATE = (("jax._src.clusters", "ClusterEnv"), ("jaxlib._jax", "get_distributed_runtime_service"))
 _LAST_ANSWERS_SECONDS = 1
+_UNUSED_ADDRESS = "127.0.0.1:0"
+_SILENT_SECONDS, _ENDING_SECONDS = 100, 300  # what jax.distributed.initialize has for a lost client, and for the end
 
 
-class _ServiceProcess:
-    """Stands where jax holds its service."""
+class _Place(NamedTuple):
+    """Which process of a run this one is, as jax.distributed.initialize takes it."""
 
-    def __init__(self, address: str, count: int, **options: Any) -> None:
-        arguments = [address, str(count), json.dumps(options)]
-        # A session of its own: a Ctrl-C is for the run. -P: the files beside this one are no
-        # modules.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, *arguments],
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},  # what it would log, its clients say
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise RuntimeError(f"the coordination service did not start at {address}")
-
-    def shutdown(self) -> None:
-        """Ends it, at the end of the run: process 0 has heard that all have come to the end. The
-        others may be about to hear it, and would abort without an answer.
-        """
-        self._process.communicate(b"end")
+    coordinator: str | None
+    count: int | None
+    process: int | None
+    devices: Any = None
 
 
-@contextlib.contextmanager
-def service_beside() -> Iterator[None]:
-    """Inside the `with`, jax.distributed.initialize starts the service in a process of its own."""
-    from jax._src import distributed
+def connect(coordinator: str | None, count: int | None, process: int | None, timeout: int) -> _Place:
+    """Joins the processes of a run by jax.distributed.initialize, with the service in a process of
+    its own. If all three are None, jax finds them itself. Returns what it found.
 
-    library, name = distributed._jax, "get_distributed_runtime_service"
-    inside = getattr(library, name)
-    setattr(library, name, _ServiceProcess)
+    Raises:
+      ValueError, RuntimeError, OSError: they cannot be found or reached, or the service cannot
+        start.
+    """
+    import jax
+
+    place = _Place(coordinator, count, process)
+    # With a coordinator given, detection is off: inside a Slurm job jax would assign devices by
+    # task.
+    if coordinator is None:
+        address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+        place = _Place(*_private(0).auto_detect_unset_distributed_params(address, count, process, None, None, timeout))
+        if "JAX_LOCAL_DEVICE_IDS" in os.environ:  # jax reads them
+            place = place._replace(devices=None)
+    if place.process == 0 and place.coordinator and place.count:
+        _start_service(place.coordinator, place.count)
+    jax.distributed.initialize(
+        *place,
+        cluster_detection_method="deactivate",
+        initialization_timeout=timeout,
+        heartbeat_timeout_seconds=_SILENT_SECONDS,
+        shutdown_timeout_seconds=_ENDING_SECONDS,
+        coordinator_bind_address=_UNUSED_ADDRESS,
+    )
+    return place
+
+
+def _start_service(coordinator: str, count: int) -> None:
+    address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or f"[::]:{coordinator.rpartition(':')[2]}"
+    # A session of its own: a Ctrl-C is for the run. -P: the files beside this one are no modules.
+    service = subprocess.Popen(
+        [sys.executable, "-P", __file__, address, str(count)],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},  # what it would log, its clients say
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert service.stdout is not None
+    if not service.stdout.readline():
+        raise RuntimeError(f"the coordination service did not start at {address}")
+    atexit.register(_leave, service)
+
+
+def _leave(service: subprocess.Popen[bytes]) -> None:
+    """Ends the service at the end of process 0, which has then heard that all have come to the end.
+    The others may be about to hear it, and would abort without an answer.
+    """
+    import jax
+
+    jax.distributed.shutdown()
+    service.communicate(b"end")
+
+
+def _private(index: int) -> Any:
+    """A private name of jax. Raises RuntimeError where this jax has none of this name."""
+    module, name = PRIVATE[index]
     try:
-        yield
-    finally:
-        setattr(library, name, inside)
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"this jax has no {module}.{name}; install one that mhsh was tested with, jax>=0.10,<0.13") from error
 
 
-def main(address: str, count: str, options: str) -> None:
+def main(address: str, count: str) -> None:
     """Serves until the process at the other end of standard input says `end`, or has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for process 0, which takes leave first
         signal.signal(number, signal.SIG_IGN)
-    from jaxlib import _jax
-
-    service = _jax.get_distributed_runtime_service(address, int(count), **json.loads(options))
+    service = _private(1)(address, int(count), heartbeat_timeout=_SILENT_SECONDS, shutdown_timeout=_ENDING_SECONDS)
     print("ready", flush=True)
     time.sleep(_LAST_ANSWERS_SECONDS if sys.stdin.buffer.read() == b"end" else LINGER_SECONDS)
     del service

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
 
+from mhsh.training.coordination import PRIVATE, _private
 from tests.clusters import finish, free_port, start_commands
 
 JOIN_AND_END = """
@@ -25,3 +27,29 @@ def test_processes_that_end_at_once_all_end_well(runs: int) -> None:
         address = f"127.0.0.1:{free_port()}"
         results = finish(start_commands([[sys.executable, "-c", JOIN_AND_END, address, str(index)] for index in range(6)]))
         assert [status for status, _, _ in results] == [0] * 6, results
+
+
+def test_the_processes_of_a_cluster_are_found(monkeypatch) -> None:
+    """By what Slurm tells them, though no address is given."""
+    script = JOIN_AND_END.replace(
+        "sys.argv[1], num_processes=6, process_id=int(sys.argv[2])", "None, num_processes=None, process_id=None"
+    )
+    for name, value in {
+        **{"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": str(free_port())},
+        "JAX_LOCAL_DEVICE_IDS": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    commands = [
+        ["env", f"SLURM_PROCID={index}", f"SLURM_LOCALID={index}", sys.executable, "-c", script, "", str(5 * index)]
+        for index in range(2)
+    ]
+    assert [status for status, _, _ in finish(start_commands(commands))] == [0, 0]
+
+
+@pytest.mark.parametrize("index", range(len(PRIVATE)))
+def test_a_jax_without_a_private_name_is_named(monkeypatch, index: int) -> None:
+    """Both are there in the jax that is tested; no other private name of jax is used."""
+    module, name = PRIVATE[index]
+    monkeypatch.delattr(importlib.import_module(module), name)
+    with pytest.raises(RuntimeError, match=rf"this jax has no {module}\.{name}; install one .*, jax>=0.10,<0.13"):
+        _private(index)
