@@ -43,7 +43,7 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
         # jax's own service would take SIGTERM away from Python; processes agree by StopAgreement.
         jax.config.update("jax_enable_preemption_service", False)
         place = connect(coordinator, num_processes, process_id, 2 * JOIN_SECONDS)
-        host = str(place.coordinator).rpartition(":")[0].strip("[]")
+        host = place.coordinator.rpartition(":")[0].strip("[]")
         peers.connect(place.process, place.count, multihost.get_jax_distributed_client(), host)
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[0]

@@ -28,16 +28,16 @@ _UNUSED_ADDRESS = "127.0.0.1:0"
 _SILENT_SECONDS, _ENDING_SECONDS = 100, 300  # what jax.distributed.initialize has for a lost client, and for the end
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Which process of a run this one is, as jax.distributed.initialize takes it."""
 
-    coordinator: str | None
-    count: int | None
-    process: int | None
+    coordinator: str
+    count: int
+    process: int
     devices: Any = None
 
 
-def connect(coordinator: str | None, count: int | None, process: int | None, timeout: int) -> _Place:
+def connect(coordinator: str | None, count: int | None, process: int | None, timeout: int) -> Place:
     """Joins the processes of a run by jax.distributed.initialize, with the service in a process of
     its own. If all three are None, jax finds them itself. Returns what it found.
 
@@ -47,18 +47,19 @@ def connect(coordinator: str | None, count: int | None, process: int | None, tim
     """
     import jax
 
-    place = _Place(coordinator, count, process)
-    # With a coordinator given, detection is off: inside a Slurm job jax would assign devices by
-    # task.
+    devices = None
     if coordinator is None:
-        address = os.environ.get("JAX_COORDINATOR_ADDRESS")
-        place = _Place(*_private(0).auto_detect_unset_distributed_params(address, count, process, None, None, timeout))
-        if "JAX_LOCAL_DEVICE_IDS" in os.environ:  # jax reads them
-            place = place._replace(devices=None)
-    if place.process == 0 and place.coordinator and place.count:
-        _start_service(place.coordinator, place.count)
+        detect = _private(0).auto_detect_unset_distributed_params
+        coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS")
+        coordinator, count, process, devices = detect(coordinator, count, process, None, None, timeout)
+    if coordinator is None or count is None or process is None:
+        raise ValueError("jax finds none")
+    place = Place(coordinator, count, process, None if "JAX_LOCAL_DEVICE_IDS" in os.environ else devices)  # jax reads them
+    if process == 0:
+        _start_service(coordinator, count)
     jax.distributed.initialize(
         *place,
+        # Inside a Slurm job jax would assign devices by task, though a coordinator is given.
         cluster_detection_method="deactivate",
         initialization_timeout=timeout,
         heartbeat_timeout_seconds=_SILENT_SECONDS,
