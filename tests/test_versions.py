@@ -5,6 +5,7 @@ next one wrote is refused by this one.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.config.schema import SCHEMA_VERSION
+from mhsh.config.schema import SCHEMA_VERSION, to_dict
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
+from tests.interop.small_bert import GOLDEN
 from tests.runs import mhsh_here
 
 NEXT = SCHEMA_VERSION + 1
@@ -38,11 +40,29 @@ print({RunFolder(path).read_config().model.cap for path in sys.argv[1:]})
 """
 
 
+SCHEME = """
+@add_residual("halved")
+class Halved(PreLN):
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        return super().__call__(stream, lambda x: 0.5 * sublayer(x))
+"""
+
+OPTIMIZER = """
+@add_optimizer("sign")
+def sign(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_sign()
+"""
+
+
 @pytest.fixture(scope="module")
 def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an mhsh whose schema has one field more."""
+    """A folder with the next mhsh: it has one field, one scheme and one optimizer more."""
     folder = tmp_path_factory.mktemp("later")
-    shutil.copytree(ROOT / "mhsh", folder / "mhsh", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("mhsh", "configs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, entry in {"models/residual.py": SCHEME, "training/optimizer.py": OPTIMIZER}.items():
+        with open(folder / "mhsh" / name, "a", encoding="utf-8") as file:
+            file.write(entry)
     schema = folder / "mhsh" / "config" / "schema.py"
     source, line = schema.read_text(encoding="utf-8"), "class DataConfig("
     field = f'    cap: Annotated[NonNegativeFloat, loss("of logits", "task", since={NEXT}, before=0.0)] = 0.0\n\n\n'
@@ -108,6 +128,72 @@ def test_a_folder_of_the_next_schema_is_refused_by_this_one(first, later):
             assert done.returncode == 2 and done.stderr.count("\n") <= 2, done.stderr
             assert f"was written by mhsh 0.2.0 with schema {NEXT}, and this is mhsh" in done.stderr, command
             assert "install that mhsh, or the newest" in done.stderr
+
+
+# What the next mhsh does with its own field, scheme and optimizer: exit status, command and what is
+# said. `run` is of the first schema; `held` has a scheme that is exported, and the new field.
+NEW = "--config.model.cap=2 --config.model.residual=halved --config.optimizer.name=sign"
+TINY = (
+    "--config=evidence:stability --config.train.num_steps={} --config.optimizer.warmup_steps=0 --config.model.embed_dim=16 "
+    "--config.data.source=text:corpus.txt --config.data.sequence_length=16"
+)
+WALK = [
+    (0, f"plan {TINY.format(2)} {NEW}", "halved"),
+    (0, f"train {TINY.format(2)} {NEW} --workdir=new", "finished 2 steps"),
+    (0, f"train {TINY.format(3)} {NEW} --workdir=new", "resuming from the checkpoint of step 2"),
+    (0, "eval new", "loss"),
+    (0, "predict new --text=a --max-tokens=1", "a"),
+    (0, "inspect new", "checkpoints of the steps 2 and 3"),
+    (0, "probe similarity new --rows=2 --out=probe.json", "CKA"),
+    (0, f"sweep {TINY.format(2)} --axes cap=0,2 scheme=halved,pre_ln --workdir=sweep --dry-run", "halved"),
+    (0, "compare new run --out=sweep.html", "halved"),
+    (2, "export new --out=out", "model.residual = 'halved' cannot be exported: no Llama or Qwen3 .*; exportable: pre_ln"),
+    (2, "export held --out=out", "model.cap = 2.0 cannot be exported: no BERT .*; exportable: 0.0"),
+    (2, f"import {GOLDEN / 'pretraining'} --config=bert:2l8h --config.model.cap=2 --out=out", "model.cap = 2.0 cannot be imported"),
+    (
+        2,
+        f"train {TINY.format(2)} --config.model.residual=completep --config.optimizer.name=sign --workdir=out",
+        "optimizer.name = 'sign'; allowed with model.residual = 'completep': adamw, lamb",
+    ),
+]
+STATUSES = """
+import contextlib, io, json, sys
+import mhsh
+from mhsh.cli.main import main
+results = []
+for arguments in json.loads(sys.argv[1]):
+    said = io.TextIOWrapper(io.BytesIO(), encoding='utf-8', write_through=True)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(arguments)
+    results.append([status, said.buffer.getvalue().decode()])
+json.dump([results, mhsh.load("new").loss("a text")], sys.stdout)
+"""
+
+
+def test_every_command_takes_a_new_field_scheme_and_optimizer_or_refuses_them_by_name(first, later, tmp_path):
+    held = shutil.copytree(first, tmp_path / "held")
+    config = to_dict(RunFolder(first).read_config())
+    config["model"]["cap"] = 2.0
+    (held / "config.json").write_text(json.dumps(config | {"schema": NEXT}))
+    done = subprocess.run(
+        [sys.executable, "-c", STATUSES, json.dumps([command.split() for _, command, _ in WALK])],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(later)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results, loss = json.loads(done.stdout)
+    for (status, command, expected), (ended, said) in zip(WALK, results, strict=True):
+        assert ended == status and re.search(expected, said), (command, said)
+        assert status == 0 or (said.count("mhsh: ") == 1 and said.splitlines()[-1].startswith("mhsh: ")), (command, said)
+    assert 0 < loss < 20 and not (tmp_path / "out").exists()
+    for name in ("config.json", "run.json", "checkpoints/3/manifest/metadata"):
+        assert re.search(rf'"schema": ?{NEXT}', (tmp_path / "new" / name).read_text()), name
+    for command in ("train --workdir=", "eval ", "compare "):
+        refused = mhsh_here(*f"{command}{tmp_path / 'new'}".split())
+        assert refused.returncode == 2 and "install that mhsh, or the newest" in refused.stderr, refused.stderr
 
 
 ARCHIVES = sorted((ROOT / "docs" / "study" / "runs").glob("*.tar.xz"))

@@ -11,6 +11,7 @@ from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop import bert_config, llama
+from mhsh.interop.exportable import DATA, check_fields
 from mhsh.interop.model_card import CARD_FILE, model_card
 from mhsh.storage.files import check_new_folder, new_folder
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
@@ -43,8 +44,8 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
     is_decoder = model.objective == "clm"
     (llama.check_exportable if is_decoder else check_exportable)(model)
     assert not isinstance(data, TranslationDataConfig), "its objective is refused"
-    if data.tokenizer == "bytes" and not is_decoder:
-        raise UserError(f"data.tokenizer = {data.tokenizer!r} cannot be exported: a BERT of transformers reads WordPiece alone")
+    tokenizers = ("wordpiece", "bytes") if is_decoder else ("wordpiece",)
+    check_fields("data", data, {"tokenizer": tokenizers, **DATA}, "BERT, Llama or Qwen3")
     tokenizer = ByteTokenizer() if data.tokenizer == "bytes" else load_wordpiece(run_folder.path / WORDPIECE_FILE, data.lowercase)
     labels = find_task(data.task).label_names if isinstance(data, ClassificationDataConfig) else ()
     checkpoints = StoredCheckpoints(run_folder.checkpoints_path)

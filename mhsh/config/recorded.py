@@ -11,7 +11,7 @@ from typing import Any
 from mhsh import __version__
 from mhsh.config.fields import all_fields, fields_of
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import CHANGES, OBJECTIVES, SCHEMA_VERSION, Config, Removed, Section, to_dict
+from mhsh.config.schema import CHANGES, OBJECTIVES, SCHEMA_VERSION, Config, Removed, Renamed, Section, to_dict
 from mhsh.errors import UserError
 
 WRITER: Mapping[str, int | str] = {"schema": SCHEMA_VERSION, "mhsh": __version__}  # in every file of mhsh's own
@@ -74,6 +74,14 @@ def identity(section: Section, name: str) -> dict[str, Any]:
     """
     known, values = fields_of(name, type(section)), to_dict(section)
     return {each: value for each, value in values.items() if known[each].since == 1 or value != known[each].before}
+
+
+def current_path(path: str, version: int) -> str:
+    """The path today of a field that a file of schema `version` names."""
+    for change in sorted(CHANGES, key=lambda change: change.since):
+        if isinstance(change, Renamed) and change.since > version and change.path == path:
+            path = change.now
+    return path
 
 
 def _apply_changes(fields: dict[str, Any], version: int) -> None:

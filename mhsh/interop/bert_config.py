@@ -4,7 +4,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
+from mhsh.interop.exportable import OF_TRAINING, Table
 from mhsh.interop.weights import importing
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists
@@ -40,6 +41,24 @@ _FIELDS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "layer_norm_eps": "layer_norm_epsilon",
 }
+# The models that it computes, after their residual scheme is folded and their heads are padded.
+EXPORTABLE: Table = {
+    "objective": ("mlm", "classification", "span"),
+    "residual": ("post_ln", "admin", "deepnorm"),  # what LN(omega x + f(x)) is
+    "qk_norm": (False,),
+    "loops": (1,),
+    "positions": ("learned", "sinusoidal"),
+    "num_decoder_layers": (0,),
+    "num_kv_heads": (0,),
+    "mlp": ("plain",),
+    "bias": (True,),
+    "norm": ("layer",),
+    "head": ("bert",),
+    "activation": tuple(_ACTIVATIONS.values()),
+    **dict.fromkeys((*_FIELDS.values(), "head_dim", "next_sentence", "num_classes")),
+    **OF_TRAINING,
+}
+
 
 Size = Annotated[int, Meta(ge=0, lt=2**31)]
 Real = Annotated[float, Meta(gt=-(2.0**31), lt=2.0**31)]  # NaN is not
@@ -161,16 +180,3 @@ def architecture_of(model: ModelConfig) -> str:
     if model.objective == "mlm":
         return "BertForPreTraining" if model.next_sentence else "BertForMaskedLM"
     return {"classification": "BertForSequenceClassification", "span": "BertForQuestionAnswering"}[model.objective]
-
-
-def check_fields(model: ModelConfig, exportable: Mapping[str, Sequence[Any]], architectures: str) -> None:
-    """Raises UserError where a field of the model has a value that is not exportable, as
-    `architectures` of transformers compute something else.
-    """
-    for field, values in exportable.items():
-        value = getattr(model, field)
-        if value not in values:
-            raise UserError(
-                f"model.{field} = {value!r} cannot be exported: no {architectures} of transformers computes what this model does; "
-                f"exportable: {', '.join(map(str, values))}"
-            )

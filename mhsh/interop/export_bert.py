@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from mhsh.interop.bert_config import bert_config, check_fields
+from mhsh.interop.bert_config import EXPORTABLE, bert_config
 from mhsh.interop.bert_tensors import to_tensors
+from mhsh.interop.exportable import check_fields
 from mhsh.interop.vocabulary import write_vocabulary
 from mhsh.interop.weights import CONFIG_FILE, write_weights
 from mhsh.models.layers import sinusoids
@@ -145,13 +146,7 @@ def check_exportable(model: ModelConfig) -> None:
     """Raises UserError where no plain BERT computes what the model does, whatever its parameters
     are.
     """
-    exportable: dict[str, tuple[Any, ...]] = {
-        "objective": ("mlm", "classification", "span"),
-        "residual": ("post_ln", "admin", "deepnorm"),  # what LN(omega x + f(x)) is
-        "qk_norm": (False,),
-        "loops": (1,),
-    }
-    check_fields(model, exportable, "BERT")
+    check_fields("model", model, EXPORTABLE, "BERT")
     _head_grid(model)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.interop.bert_config import ARCHITECTURES, BertConfig, read_bert_config
+from mhsh.interop.bert_config import ARCHITECTURES, EXPORTABLE, BertConfig, read_bert_config
 from mhsh.interop.bert_tensors import (
     HEADS,
     OUTPUT_BIAS,
@@ -23,6 +23,7 @@ from mhsh.interop.bert_tensors import (
     heads_of,
     parameters,
 )
+from mhsh.interop.exportable import check_fields
 from mhsh.interop.tensors import Imported, Tensors, check_tensors, read_params
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights
 from mhsh.storage.questions import is_dir
@@ -49,6 +50,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
         heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)
         model = replace(base, **config.fields, **heads)
+        check_fields("model", model, EXPORTABLE, "BERT", "import")
         has_pooler = any(name.startswith(POOLER) for name in tensors.names)
         fresh = [part for part in heads_of(model) if part != "pooler" or not has_pooler] if fresh_heads else []
         unread = (*(HEADS.values() if fresh_heads else ()), *(() if "pooler" in heads_of(model) else (POOLER,)))

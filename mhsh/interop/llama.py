@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
-from mhsh.interop.bert_config import Real, Size, check_fields
+from mhsh.interop.bert_config import Real, Size
+from mhsh.interop.exportable import OF_TRAINING, Table, check_fields
 from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_tensors, kernel, plain, read_params, to_tensors
 from mhsh.interop.vocabulary import write_tokenizer
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
@@ -41,6 +42,16 @@ _FIELDS = {
 _DECODER: dict[str, Any] = dict(
     objective="clm", residual="pre_ln", num_token_types=0, positions="rotary", loops=1, norm="rms", mlp="gated", bias=False
 )
+_EXPORTABLE: Table = {
+    **{field: (value,) for field, value in _DECODER.items()},
+    "num_decoder_layers": (0,),
+    "next_sentence": (False,),
+    "num_classes": (0,),
+    "head": ("tied", "untied"),
+    "activation": tuple(_ACTIVATIONS.values()),
+    **dict.fromkeys((*_FIELDS.values(), "num_kv_heads", "qk_norm")),
+    **OF_TRAINING,
+}
 
 
 class _Rope(Struct, forbid_unknown_fields=True):  # a factor, or a part of a head, is another model
@@ -117,6 +128,7 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
         if base.objective != "clm":
             raise ValueError(f"it is a language model, the --config has model.objective = {base.objective!r}")
         model = replace(base, **config.fields)
+        check_fields("model", model, _EXPORTABLE, "Llama or Qwen3", "import")
         if model.num_heads % model.kv_heads or model.head_dim % 2:
             raise ValueError("num_attention_heads must be a multiple of num_key_value_heads, and head_dim even")
         # Older versions of transformers saved the frequencies, which follow from rope_theta.
@@ -138,11 +150,7 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
 
 def check_exportable(model: ModelConfig) -> None:
     """Raises UserError where neither Llama nor Qwen3 computes what the model does."""
-    exportable = {field: (value,) for field, value in _DECODER.items()} | {
-        "head": ("tied", "untied"),
-        "activation": tuple(_ACTIVATIONS.values()),
-    }
-    check_fields(model, exportable, "Llama or Qwen3")
+    check_fields("model", model, _EXPORTABLE, "Llama or Qwen3")
     if not model.qk_norm and model.embed_dim % model.num_heads:
         raise UserError(
             f"model.num_heads = {model.num_heads} cannot be exported: transformers' Llama wants a divisor of model.embed_dim = "

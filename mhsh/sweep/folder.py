@@ -16,13 +16,14 @@ import fcntl
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from msgspec.structs import replace
 
 from mhsh.config.fields import format_differences
-from mhsh.config.recorded import WRITER, check_version, from_record, to_record
+from mhsh.config.recorded import WRITER, check_version, current_path, from_record, to_record
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
@@ -101,11 +102,9 @@ class SweepFolder:
         path = str(self.path / "plan.json")
         try:
             fields = read_object(path)
-            check_version(fields, path)
-            axes = tuple(Axis(axis["path"], tuple(axis["values"])) for axis in fields["axes"])
-            cells = tuple(
-                Cell(cell["name"], cell["settings"], from_record(cell["config"], path), cell["cost"]) for cell in fields["cells"]
-            )
+            version = check_version(fields, path)
+            axes = tuple(Axis(current_path(axis["path"], version), tuple(axis["values"])) for axis in fields["axes"])
+            cells = tuple(_read_cell(cell, path, version) for cell in fields["cells"])
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except (KeyError, TypeError) as error:
@@ -218,6 +217,11 @@ def _holds_anything(folder: Path) -> bool:
         return True
     made = [path for path in entries(folder) if not path.name.startswith(".plan.json.")]
     return any(path.name not in _FOLDERS or not is_dir(path) or any(entries(path)) for path in made)
+
+
+def _read_cell(cell: Mapping[str, Any], path: str, version: int) -> Cell:
+    settings = {current_path(name, version): value for name, value in cell["settings"].items()}
+    return Cell(cell["name"], settings, from_record(cell["config"], path), cell["cost"])
 
 
 def _plan_fields(plan: Plan) -> dict[str, Any]:

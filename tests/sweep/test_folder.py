@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mhsh.config import recorded
+from mhsh.config.schema import SCHEMA_VERSION, Renamed
 from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
 from mhsh.sweep.axes import cells_of, parse_axes
@@ -42,6 +44,20 @@ def begin(folder: SweepFolder, config: Any, record: dict[str, Any] | None) -> No
 
 def test_a_plan_comes_back_as_it_was(folder):
     assert folder.read_plan() == planned("seed=0,1")
+
+
+def test_a_plan_of_before_names_what_fields_are_called_today(tmp_path, monkeypatch):
+    folder = SweepFolder(tmp_path / "s")
+    folder.open_for(planned("beta2=0.9,0.98", "scheme=post_ln,admin"))
+    text = (folder.path / "plan.json").read_text()
+    old = text.replace('"optimizer.beta2"', '"optimizer.decay"').replace('"beta2"', '"decay"')
+    (folder.path / "plan.json").write_text(old)
+    change = Renamed(SCHEMA_VERSION + 1, "optimizer.decay", "optimizer.beta2")
+    monkeypatch.setattr(recorded, "CHANGES", (change,))
+    assert folder.read_plan() == planned("beta2=0.9,0.98", "scheme=post_ln,admin")
+    (folder.path / "plan.json").write_text(text.replace(f'"schema": {SCHEMA_VERSION}', f'"schema": {SCHEMA_VERSION + 1}', 1))
+    with pytest.raises(UserError, match=r"plan.json was written by mhsh .* with schema \d+, .*: install that mhsh, or the newest"):
+        folder.read_plan()
 
 
 def test_several_hosts_open_a_new_folder_at_once(tmp_path):
