@@ -62,6 +62,7 @@ def test_the_page_trains_resumes_compares_and_probes(room: Path) -> None:
         "data.source": ("counting", "mine.py", digest),
     }
     assert config["train"]["num_steps"] == 12 and "resuming from the checkpoint of step 8" in (room / "log").read_text()
+    assert "next: mhsh compare sweep --with=mine.py --baseline=GROUP" in (room / "log").read_text()
     kernels = record["weight_decayed_parameters"]
     assert 0 < kernels < record["parameters"]["total"] - 2 * 2 * 32  # no gate decays
     report = json.loads((room / "sweep" / "report.json").read_text())["report"]

@@ -19,6 +19,7 @@ from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Changed, ChangedFlag, Count, WorkdirFlag
+from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
@@ -148,7 +149,8 @@ def _exit_status(folder: SweepFolder, share: Sequence[Cell], over: str | None, c
         return os.EX_TEMPFAIL
     if states[STOPPED] or states[RUNNING]:
         return os.EX_TEMPFAIL
-    again = f"mhsh compare {shlex.quote(str(folder.path))}{f' --over={over}' if over else ''}"
+    files = with_flags([entry for cell in share for entry in named_entries(cell.config)])
+    again = f"mhsh compare {shlex.quote(str(folder.path))}{f' --over={over}' if over else ''}{files}"
     print(f"next: {again} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
     return 0
 

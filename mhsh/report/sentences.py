@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mhsh.storage import outcome
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.estimate import TOO_FEW, Estimate, wilson
 from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, Member
@@ -113,9 +114,26 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     for group in groups:
         stuck = [member for member in group.members if member.state == STUCK]
         diverged = [member for member in group.members if member.state == DIVERGED]
-        for members, what in ((stuck, "stayed on the unigram plateau"), (diverged, "diverged")):
+        for members, what in ((stuck, _stuck_words(group)), (diverged, "diverged")):
             if members:
                 yield f"{group.name}: {_seed_words(members)} {what}."
+        yield from _to_try(group, stuck)
+
+
+def _stuck_words(group: Group) -> str:
+    known = outcome.uninformed(group.config)
+    return "stayed on the unigram plateau" if known == "token frequencies" else f"ended no better than {known} alone"
+
+
+def _to_try(group: Group, stuck: Sequence[Member]) -> Iterable[str]:
+    """What the training of the first stuck run said that one might try."""
+    run = next((member.run for member in stuck if member.run is not None), None)
+    entropy = None if run is None else run.recorded_number("data", "unigram_entropy")
+    if run is None or entropy is None:
+        return
+    loss = run.final_train if run.final_validation is None else run.final_validation
+    if loss is not None:
+        yield f"To try for {group.name}, in another folder: {outcome.what_to_try(run.config, loss, entropy)}."
 
 
 def change_words(change: Change) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhsh.config.schema import Config, DataConfig
+from mhsh.text import format_loss
 
 SMOOTHED_SHARE = 0.1  # of the logged training rows: the last tenth
 PLATEAU_MARGIN = 0.1  # nats below the unigram entropy
@@ -80,6 +81,35 @@ def plateau_due(config: Config) -> int:
     """
     warmup = config.optimizer.warmup_steps
     return max(warmup, min(config.train.num_steps // 2, warmup + STEPS_TO_LEAVE))
+
+
+def uninformed(config: Config) -> str:
+    """What alone a model knows whose loss is the recorded entropy."""
+    if config.model.objective == "classification":
+        return "class frequencies" if config.model.num_classes > 1 else "the mean score"
+    return "the frequencies of places" if config.model.objective == "span" else "token frequencies"
+
+
+def outcome_words(outcome: str, config: Config, entropy: float) -> str:
+    """The outcome of a run that has ended, in a line. A task has no tokens to predict, and hence no
+    unigrams.
+    """
+    known = uninformed(config)
+    if config.model.objective in ("classification", "span"):
+        words = {LEFT: f"better than {known} alone", ON_PLATEAU: f"no better than {known} alone"}.get(outcome, outcome)
+        return f"{words} (a loss of {format_loss(entropy)})"
+    meaning = {LEFT: ": it has trained", ON_PLATEAU: f": it predicts no better than {known}"}.get(outcome, "")
+    return f"{outcome} (unigram entropy {format_loss(entropy)}){meaning}"
+
+
+def plateau_words(config: Config, step: int, split: str, loss: float, entropy: float) -> str:
+    """That a run is still on the plateau, and what to try."""
+    at = f"the {split} loss {format_loss(loss)} is not {PLATEAU_MARGIN} below"
+    if config.model.objective in ("classification", "span"):
+        words = f"step {step}: {at} {format_loss(entropy)}, that of {uninformed(config)} alone"
+    else:
+        words = f"step {step} is still {ON_PLATEAU}: {at} the unigram entropy {format_loss(entropy)}"
+    return f"{words}; to try in another --workdir: {what_to_try(config, loss, entropy)}"
 
 
 def what_to_try(config: Config, loss: float, entropy: float) -> str:

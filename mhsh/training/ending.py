@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mhsh.config.schema import Config
-from mhsh.storage.outcome import LEFT, ON_PLATEAU, plateau_due, what_to_try
+from mhsh.storage.outcome import ON_PLATEAU, outcome_words, plateau_due, what_to_try
 from mhsh.storage.run_folder import RunFolder
 from mhsh.text import duration, format_loss
 
@@ -22,8 +22,7 @@ def ending(folder: RunFolder, config: Config) -> list[str]:
         lines.append(f"validation loss {format_loss(losses[-1])} at step {at[-1]:.0f}{other}")
     entropy, outcome = record["data"]["unigram_entropy"], record.get("outcome")
     if outcome is not None and (step == steps or (step or 0) >= plateau_due(config)):  # before that it says nothing yet
-        meaning = {LEFT: "it has trained", ON_PLATEAU: "it predicts no better than token frequencies"}.get(outcome)
-        lines.append(f"{outcome} (unigram entropy {format_loss(entropy)}){': ' if meaning else ''}{meaning or ''}")
+        lines.append(outcome_words(outcome, config, entropy))
         if outcome == ON_PLATEAU and losses:
             lines.append(f"to try in another --workdir: {what_to_try(config, losses[-1], entropy)}")
     return [*lines, f"checkpoint {folder.checkpoints_path / str(step)}"]

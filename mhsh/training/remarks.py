@@ -13,13 +13,12 @@ from typing import Any
 from mhsh.config.schema import Config
 from mhsh.storage.outcome import (
     ON_PLATEAU,
-    PLATEAU_MARGIN,
     SMOOTHED_SHARE,
     SPIKE_ROWS,
     is_spike,
     plateau_due,
     plateau_outcome,
-    what_to_try,
+    plateau_words,
 )
 from mhsh.text import format_loss
 from mhsh.training.trackers import Tracker
@@ -55,7 +54,4 @@ class Remarks(Tracker):
         if self._is_told or not is_due or plateau_outcome(None, loss, self._entropy) != ON_PLATEAU:
             return
         self._is_told = True
-        self._note(
-            f"step {step} is still {ON_PLATEAU}: the {split} loss {format_loss(loss)} is not {PLATEAU_MARGIN} below the unigram "
-            f"entropy {format_loss(self._entropy)}; to try in another --workdir: {what_to_try(self._config, loss, self._entropy)}"
-        )
+        self._note(plateau_words(self._config, step, split, loss, self._entropy))

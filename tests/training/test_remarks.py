@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
-from mhsh.config.schema import Config
+from mhsh.config.schema import Config, Objective
+from mhsh.storage.outcome import LEFT, ON_PLATEAU, outcome_words, plateau_due, plateau_words
 from mhsh.training.remarks import Remarks
 from tests.conftest import MakeConfig
 
@@ -36,6 +38,20 @@ def test_a_run_that_stays_on_the_plateau_is_told_once_and_what_to_try(make_confi
         "another --workdir: --config.model.residual=admin, --config.optimizer.learning_rate=0.0005, "
         "--config.optimizer.warmup_steps=200 or --config.train.num_steps=1200"
     ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "num_classes", "known"),
+    [("classification", 2, "class frequencies"), ("classification", 1, "the mean score"), ("span", 0, "the frequencies of places")],
+)
+def test_a_task_has_no_unigrams(make_config: MakeConfig, objective: Objective, num_classes: int, known: str) -> None:
+    config = make_config("bert", "2l8h")
+    config = replace(config, model=replace(config.model, objective=objective, num_classes=num_classes))
+    due, words = plateau_due(config), outcome_words(ON_PLATEAU, config, 0.69)
+    assert plateau_words(config, due, "validation", 0.68, 0.69).startswith(
+        f"step {due}: the validation loss 0.680 is not 0.1 below 0.690, that of {known} alone; to try in another --workdir: "
+    )
+    assert words == f"no better than {known} alone (a loss of 0.690)" and "plateau" not in outcome_words(LEFT, config, 0.69)
 
 
 def test_a_run_that_leaves_it_is_not(make_config: MakeConfig) -> None:

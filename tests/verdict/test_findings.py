@@ -94,7 +94,10 @@ def test_survivors_do_not_win(tmp_path, left: float, words: str):
     assert verdicts(comparison) == [None, UNTRAINED]
     assert title(comparison).startswith("2 of 5 runs of 24x1 admin trained (12 to 77 %) and 5 of 5 runs of 3x8 admin trained")
     assert "Fisher's exact p = 0.17: their losses are not compared" in title(comparison)
-    assert f"24x1 admin: seeds 2, 3 and 4 {words}." in list(sentences(comparison))
+    said = list(sentences(comparison))
+    assert f"24x1 admin: seeds 2, 3 and 4 {words}." in said
+    to_try = [sentence for sentence in said if sentence.startswith("To try for 24x1 admin, in another folder: --config.")]
+    assert len(to_try) == (left == STUCK)
 
 
 def test_a_lost_run_leaves_the_verdict_on_the_pairs_in_common(tmp_path):
