@@ -121,7 +121,7 @@ def test_a_loss_is_nats_a_token(causal, masked, translating):
         batch |= {side: np.array([ids], np.int32), f"{side}_segmentation": np.ones((1, len(ids)), np.int32)}
         batch[f"{side}_position"] = np.arange(len(ids), dtype=np.int32)[None]
     batch["decoder_inputs"] = np.array([[BOS_ID, *target[:-1]]], np.int32)
-    logits = np.asarray(forward(model.model, model.params, batch, None).logits)[0]
+    logits = np.asarray(compiled(model.config)(model.params, batch))[0]
     found = model.logits(["the of in", "und"], ["der und", "of"])
     np.testing.assert_allclose(found.logits[0, : len(target)], logits, atol=1e-5 * np.abs(logits).max(), rtol=0)
     wanted = -log_softmax(logits)[range(len(target)), target].mean()

@@ -94,19 +94,23 @@ def test_a_run_whose_file_is_gone_is_compared_and_else_refused_by_name(room, tmp
     assert "cannot be exported" in capsys.readouterr().err
 
 
-def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path):
+@pytest.mark.usefixtures("forgotten")
+def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path, monkeypatch, capsys):
     shutil.copytree(room / "runs", tmp_path / "runs")
     (tmp_path / "mine.py").write_text((room / "mine.py").read_text() + "\n# changed\n")
-    done = commands(tmp_path, "mhsh eval runs/gated --with=mine.py")
-    assert done.returncode == 0
-    assert re.search(r"mhsh: runs/gated has the residual scheme 'gated' of mine.py .* and mine.py .* is another", done.stderr)
-    done = commands(tmp_path, "mhsh train --workdir=runs/gated --with=mine.py")
-    assert done.returncode and "put that file back, or train in another --workdir" in done.stderr
-    other = "mhsh train --config=mine.py:gated --config.train.seed=1 --workdir=runs/other"
-    done = commands(tmp_path, other, "mhsh compare runs/gated runs/other --out=report.html")
-    assert done.returncode == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "runs/gated", "--with=mine.py"]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"mhsh: runs/gated has the residual scheme 'gated' of mine.py .* and mine.py .* is another", said)
+    assert main(["train", "--workdir=runs/gated", "--with=mine.py"])
+    assert "put that file back, or train in another --workdir" in capsys.readouterr().err
+    point = ["--config.train.start_from=runs/gated@8", "--config.train.num_steps=12"]
+    assert main(["train", "--config=mine.py:gated", *point, "--workdir=runs/on"])
+    assert re.search(r"start_from = 'runs/gated@8': .* is another; put that file back", capsys.readouterr().err)
+    assert main(["train", "--config=mine.py:gated", "--config.train.seed=1", "--workdir=runs/other"]) == 0
+    assert main(["compare", "runs/gated", "runs/other", "--out=report.html"]) == 0
     assert RunFolder(tmp_path / "runs" / "other").read_run()["entries"] != RunFolder(room / "runs" / "gated").read_run()["entries"]
-    assert "files of your own" in re.search(r"Not comparable: different [^.]*", done.stdout.replace("\n", " "))[0]
+    assert "files of your own" in re.search(r"Not comparable: different [^.]*", capsys.readouterr().out.replace("\n", " "))[0]
 
 
 # What the page does not run: the exit status, the command, and what it says.
@@ -167,14 +171,6 @@ def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):
     assert "runs/gated has the residual scheme 'gated' of mine.py" in capsys.readouterr().err
     assert main(["inspect", "counting:300"]) == 2
     assert "or add your own (--with=FILE.py)" in capsys.readouterr().err
-
-
-def test_a_branch_has_the_file_of_its_trunk(room, tmp_path):
-    shutil.copytree(room / "runs", tmp_path / "runs")
-    (tmp_path / "mine.py").write_text((room / "mine.py").read_text() + "\n# changed\n")
-    point = "--config.train.start_from=runs/gated@8 --config.train.num_steps=12"
-    done = commands(tmp_path, f"mhsh train --config=mine.py:gated {point} --workdir=runs/on")
-    assert done.returncode and re.search(r"start_from = 'runs/gated@8': .* is another; put that file back", done.stderr)
 
 
 NO_DECAY = """

@@ -109,7 +109,7 @@ def test_of_pairs_that_differ_in_nothing_else_it_is_student_s():
     assert (low, high) == pytest.approx((gains.mean() - reach, gains.mean() + reach), abs=0.07 * reach)
 
 
-@pytest.mark.parametrize("kind", ["normal", "skewed", "bimodal"])
+@pytest.mark.parametrize("kind", [pytest.param("normal", marks=pytest.mark.slow), "skewed", "bimodal"])
 def test_it_covers_the_truth_as_often_as_it_says(kind):
     """Eight pairs of 50 lines, both of which differ by chance, 200 times."""
     draw = np.random.default_rng(2)

@@ -21,6 +21,7 @@ from mhsh.models.costs import parameter_shapes
 from mhsh.models.layers import FeedForward, HeadNorm, LayerNorm, rotation, turned
 from mhsh.models.losses import compute_metrics
 from mhsh.models.types import Outputs
+from tests.compiling import compiled_forward
 
 POSITIONS = np.array([[0, 1, 2, 3, 500, 0, 1], [7, 6, 5, 4, 3, 2, 1]], np.int32)
 DECODER = dict(gpt.DECODER["model"], next_sentence=False, num_token_types=0, num_heads=4)
@@ -112,8 +113,13 @@ def test_shared_keys_and_values_are_repeated_ones(decoder, random_like, kv_heads
     def other(params):
         return MultiHeadAttention(whole).apply({"params": repeated(params)}, *arguments)
 
-    np.testing.assert_allclose(one(params), other(params), atol=1e-5)
-    gradients = (jax.grad(lambda params, f=f: jnp.sum(f(params) ** 2))(params) for f in (one, other))
+    def squares(params, f):
+        outputs = f(params)
+        return jnp.sum(outputs**2), outputs
+
+    run = jax.jit(jax.grad(squares, has_aux=True), static_argnums=1)
+    gradients, outputs = zip(*(run(params, f) for f in (one, other)), strict=True)
+    np.testing.assert_allclose(*outputs, atol=1e-5)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *gradients)
 
 
@@ -122,10 +128,10 @@ def test_a_plain_head_is_one_product(decoder, random_params, make_batch):
     tied, untied = decoder(), decoder(head="untied")
     params, batch = random_params(tied), make_batch([[1] * 8])
     assert params.keys() == {"embeddings", "encoder"} and params["embeddings"].keys() == {"token"}
-    logits = forward(build_model(tied), params, batch, None).logits
+    logits = compiled_forward(tied)(params, batch, None).logits
     own = params | {"prediction": {"kernel": params["embeddings"]["token"].T}}
     assert jax.tree.structure(own) == jax.tree.structure(parameter_shapes(untied))
-    np.testing.assert_allclose(forward(build_model(untied), own, batch, None).logits, logits, atol=1e-5)
+    np.testing.assert_allclose(compiled_forward(untied)(own, batch, None).logits, logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("residual", SCHEMES.names())
@@ -143,7 +149,7 @@ def test_a_decoder_has_any_residual_scheme(decoder, random_params, make_batch, r
         targets = {"targets": batch["inputs"], "weights": np.ones((1, 8), np.float32)}
         return compute_metrics(Outputs(run(params, batch), None), batch | targets)["target_loss"].value()
 
-    for path, gradient in jax.tree_util.tree_leaves_with_path(jax.grad(loss)(params)):
+    for path, gradient in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params)):
         assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, path
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -16,8 +18,16 @@ SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
 
 
 def loss(config, params, batch):
-    outputs = forward(build_model(config), params, batch, None)
-    return float(total_loss(compute_metrics(outputs, batch), loss_weights(batch)))
+    return float(compiled_loss(config)(params, batch))
+
+
+@functools.cache
+def compiled_loss(config):
+    def of(params, batch):
+        outputs = forward(build_model(config), params, batch, None)
+        return total_loss(compute_metrics(outputs, batch), loss_weights(batch))
+
+    return jax.jit(of)
 
 
 def with_layers(params, order, stack="encoder"):

@@ -416,10 +416,14 @@ def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):
     optimizer, updated = optimizer_of(config), []
     for mesh_shape in (ONE, shape):
         state = fresh_state(config, mesh_shape)
-        update = jax.jit(optimizer.update, out_shardings=(shardings_of(state.params), shardings_of(state.opt_state)))
-        updates = jax.tree.map(jnp.sin, state.params)
-        grad_norm = optax.tree.norm(updates)
-        updated.append(update(updates, state.opt_state, state.params, learning_rate=rate_of(config)(3), grad_norm=grad_norm)[0])
+
+        def update(state):
+            updates = jax.tree.map(jnp.sin, state.params)
+            figures = {"learning_rate": rate_of(config)(3), "grad_norm": optax.tree.norm(updates)}
+            return optimizer.update(updates, state.opt_state, state.params, **figures)
+
+        shardings = shardings_of(state.params), shardings_of(state.opt_state)
+        updated.append(jax.jit(update, out_shardings=shardings)(state)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-8), *updated)
 
 
