@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhsh.config.fields import flatten
 from mhsh.storage.outcome import plateau_due
 from mhsh.storage.run_folder import RunFolder
 from tests import clusters
@@ -74,7 +75,20 @@ def test_a_training_in_a_thread_loads_only_what_it_needs(corpus, tmp_path):
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 75}
 
 
+# Of the role bookkeeping; the corpus has moved, too.
+CHANGES = {
+    "train.log_interval": 2,
+    "train.eval_interval": 0,
+    "train.checkpoint_interval": 7,
+    "train.keep_checkpoints": 1,
+    "train.max_skipped_steps": 3,
+    "train.hang_seconds": 500,
+    "train.storage_minutes": 1.5,
+}
+
+
 def test_a_run_that_is_stopped_twice_and_then_killed_goes_on_bit_for_bit(unbroken, corpus, tmp_path):
+    """At last with other values of whatever does not change its losses."""
     workdir = tmp_path / "run"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
     for step, (number, status) in zip((3, 8), STATUS.items(), strict=True):
@@ -95,9 +109,17 @@ def test_a_run_that_is_stopped_twice_and_then_killed_goes_on_bit_for_bit(unbroke
     killed.communicate()
     with open(workdir / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 26, "split": "tr')  # what a kill in mid-write leaves
-    again = mhsh(*arguments)
-    assert again.returncode == 0 and "resuming from the checkpoint of step" in again.stdout, again.stderr
-    assert rows_without_timings(workdir) == rows_without_timings(unbroken)
+    moved, saved = tmp_path / "moved.txt", RunFolder(workdir).newest_checkpoint()
+    shutil.copy(corpus.partition("text:")[2], moved)
+    changes = {"data.source": f"text:{moved}"} | CHANGES
+    again = mhsh("train", f"--workdir={workdir}", *(f"--config.{path}={value}" for path, value in changes.items()))
+    assert again.returncode == 0 and f"resuming from the checkpoint of step {saved}" in again.stdout, again.stderr
+    assert f"run: after step {saved}: data.source = 'text:{moved}' (before: '{corpus.partition('=')[2]}'), train." in again.stdout
+    assert RunFolder(workdir).changed(None) == {str(saved): changes}
+    assert flatten(RunFolder(workdir).read_config()).items() >= changes.items()
+    expected, rows = ({(row["step"], row["split"]): row for row in rows_without_timings(run)} for run in (unbroken, workdir))
+    assert rows == {key: expected[key] for key in rows} and (36, "validation") in rows
+    assert {step for step, split in rows if split == "train"} >= {*range(1, saved + 1), *range(saved + saved % 2, 37, 2)}
     for a, b in zip(final_state(workdir), final_state(unbroken), strict=True):
         np.testing.assert_array_equal(a, b)
     record = RunFolder(workdir).read_run()
@@ -187,8 +209,23 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
     assert lost.returncode == 2 and f"{workdir} is finished, but run.json is missing" in lost.stderr
 
 
-def test_eval_gives_what_training_logged(unbroken):
-    done = mhsh_here("eval", str(unbroken))
+def test_eval_gives_what_training_logged(unbroken, corpus, tmp_path):
+    """Also where the data have moved, which a flag says; other data are refused."""
+    workdir, moved, other = shutil.copytree(unbroken, tmp_path / "run"), tmp_path / "moved.txt", tmp_path / "other.txt"
+    content = Path(corpus.partition("text:")[2]).read_text(encoding="utf-8")
+    moved.write_text(content, encoding="utf-8")
+    other.write_text(content.replace("number", "figure"), encoding="utf-8")
+    fields = json.loads((workdir / "config.json").read_text())
+    fields["data"]["source"] = "text:gone/*.txt"
+    (workdir / "config.json").write_text(json.dumps(fields))
+    for flags, problem in (
+        ((), "data.source = 'text:gone/*.txt' matches no file; correct the glob"),
+        ((f"--config.data.source=text:{other}",), "was trained on other data (fingerprint"),
+        (("--config.model.num_layers=3",), f"{workdir} is a run of another config (model.num_layers is 2 there, 3 here); leave"),
+    ):
+        refused = mhsh_here("eval", str(workdir), *flags)
+        assert refused.returncode == 2 and problem in refused.stderr and refused.stderr.count("\n") == 1, refused.stderr
+    done = mhsh_here("eval", str(workdir), f"--config.data.source=text:{moved}")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     config = RunFolder(unbroken).read_config()
@@ -200,17 +237,14 @@ def test_eval_gives_what_training_logged(unbroken):
 
 def test_other_text_under_the_same_name_and_damaged_metrics_stop_a_resume(unbroken, tmp_path):
     workdir, other = cut_back(unbroken, tmp_path / "moved"), tmp_path / "corpus.txt"
-    metrics, config = workdir / "metrics.jsonl", workdir / "config.json"
+    metrics = workdir / "metrics.jsonl"
     truncated = b"\n".join(metrics.read_bytes().split(b"\n")[:5])[:-9]
     metrics.write_bytes(truncated)
     done = mhsh_here("train", f"--workdir={workdir}")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "metrics.jsonl has 4 of" in done.stderr
-    fields = json.loads(config.read_text())
-    text = Path(fields["data"]["source"].removeprefix("text:")).read_text(encoding="utf-8")
+    text = Path(RunFolder(workdir).read_config().data.source.removeprefix("text:")).read_text(encoding="utf-8")
     other.write_text(text.replace("number", "figure"), encoding="utf-8")
-    fields["data"]["source"] = f"text:{other}"
-    config.write_text(json.dumps(fields))
-    done = mhsh_here("train", f"--workdir={workdir}")
+    done = mhsh_here("train", f"--workdir={workdir}", f"--config.data.source=text:{other}")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "was trained on other data" in done.stderr
     assert metrics.read_bytes() == truncated
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 
-from mhsh.cli.parser import RunFolderArgument, StepFlag
+from mhsh.cli.parser import NOTHING_GIVEN, RunChangesFlag, RunFolderArgument, StepFlag
 from mhsh.config.entries import UPDATE_RULES
 from mhsh.storage.run_folder import RunFolder
 
-EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500")
+EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500", "mhsh eval runs/3l4h --config.data.source='text:moved/*.txt'")
 
 
-def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
-    """Prints a checkpoint's metrics on all validation rows of its run, as one JSON object."""
+def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChangesFlag = NOTHING_GIVEN) -> int:
+    """Prints a checkpoint's metrics on all validation rows of its run, as one JSON object.
+
+    --config.data.source=PLACE says where the run's data lies now, which must be the same. Other
+    fields that decide no losses, such as mesh.fsdp, are given so, too.
+    """
     import jax
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
@@ -23,7 +27,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None) -> int:
     from mhsh.training.validation import Validator
 
     run_folder = RunFolder(folder)
-    config = run_folder.read_config()
+    config = run_folder.read_config(given.changes)
     note_other_file(run_folder, config, UPDATE_RULES)  # which may decide about the mesh
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
     mesh = make_mesh(config)

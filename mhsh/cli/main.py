@@ -87,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # jax says so of the memory of a device, as a RuntimeError.
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return _fail(f"out of memory: {_first_line(error)}; lower train.batch_size or raise train.accumulation_steps")
+        return _fail(
+            f"out of memory: {_first_line(error)}; raise train.accumulation_steps (of a begun run, too) or lower train.batch_size"
+        )
     except OSError as error:
         if error.errno not in _FILE_SYSTEM_ERRORS:
             raise

@@ -65,6 +65,23 @@ class Changed(NamedTuple):
                 )
 
 
+class Given(NamedTuple):
+    """A config with all overrides; or none, and what changes in that of a run, by path."""
+
+    config: Config | None
+    changes: Sequence[tuple[str, Any]]
+
+
+NOTHING_GIVEN = Given(None, ())
+
+
+def make_given(flag: str, name: str | None, changes: Changes) -> Given:
+    """Of `--FLAG=name` with overrides, or of these alone."""
+    if name is not None:
+        return Given(parse_config(flag, name, changes), ())
+    return Given(None, [(path, parse_value(path, text)) for path, text in changes])
+
+
 def make_changed(flag: str, name: str | None, changes: Changes) -> Changed | None:
     """The fields of `--FLAG=name` with all overrides; None: it is not given."""
     fields = parse_fields(flag, name, changes)
@@ -105,6 +122,9 @@ TaskFlag = Annotated[
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
     Made("task", make_changed),
 ]
+_OF_RUN = f"{_HELP}; or none, and a run's own"
+GivenFlag = Annotated[Given, _config("config", _OF_RUN), Made("config", make_given)]
+RunChangesFlag = Annotated[Given, Parameter(parse=False), Made("config", make_given)]  # never with a config
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[
     list[Any],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.parser import ConfigFlag, Count, StepFlag
+from mhsh.cli.parser import NOTHING_GIVEN, Count, GivenFlag, StepFlag
 from mhsh.config.entries import variant, variants
 from mhsh.config.recorded import to_record
 from mhsh.config.schema import Config, MeshConfig
@@ -57,7 +57,7 @@ def run(
     ],
     /,
     *folders: Annotated[str, Parameter(name="RUN")],
-    config: ConfigFlag | None = None,
+    given: GivenFlag = NOTHING_GIVEN,
     step: StepFlag = None,
     rows: Count = 8,
     out: str | None = None,
@@ -78,6 +78,8 @@ def run(
     - similarity: how alike the residual stream is before and after each layer
     - ablation: the loss without a layer, with two swapped, and without the last ones
 
+    --config.data.source=PLACE says where the data of RUN lies now, which must be the same.
+
     Args:
       kind: which of these
       folders: trained runs, side by side
@@ -93,8 +95,8 @@ def run(
       UserError: neither runs nor a config are given, or both; a run has no such checkpoint; a file
         is there already.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    options = _options(kind, given)
+    options = _options(kind, {name: value for name, value in locals().items() if value is not None})
+    config = given.config
     _check(kind, folders, config, step)
     out = f"probe-{kind}.json" if out is None else out
     check_suffix("--out", out, "this is the JSON, and .md, .png and .svg are written beside it", ".json")
@@ -106,7 +108,9 @@ def run(
     if kind == "amplification" and config is not None:
         results: dict[str, Any] = {"config": to_record(config), "schemes": _schemes(config, rows, **options)}
     else:
-        sources = [_fresh(config, rows)] if config is not None else (_of_run(folder, step, rows) for folder in folders)
+        sources = (
+            [_fresh(config, rows)] if config is not None else (_of_run(folder, given.changes, step, rows) for folder in folders)
+        )
         results = {"models": [_result(kind, source, options) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": {"rows": rows, **options}, **results}
     write_new(out, json.dumps(document, indent=1) + "\n")
@@ -139,11 +143,11 @@ def _check(kind: str, folders: Sequence[str], config: Config | None, step: int |
         raise UserError(f"train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")
 
 
-def _of_run(folder: str, step: int | None, rows: int) -> Source:
+def _of_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> Source:
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
 
     run_folder = RunFolder(folder)
-    config = run_folder.read_config()
+    config = run_folder.read_config(changes)
     _, params = load_for_inference(run_folder, config, step, 1)
     corpus = load_recorded_corpus(run_folder, config)
     at = step if step is not None else run_folder.newest_checkpoint()

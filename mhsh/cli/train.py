@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import STOPPED, interrupted
 from mhsh.cli.inspect import source_lines
-from mhsh.cli.parser import ConfigFlag, WorkdirFlag
+from mhsh.cli.parser import NOTHING_GIVEN, GivenFlag, WorkdirFlag
 from mhsh.config.entries import named_entries, with_flags
-from mhsh.config.schema import Config
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, to_dict
 from mhsh.config.shapes import shape_in_words
-from mhsh.configs import CONFIG, LIST
+from mhsh.configs import CONFIG, LIST, override
 from mhsh.errors import UserError
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import RunFolder
@@ -35,7 +37,7 @@ EXAMPLES = (
 
 def run(
     *,
-    config: ConfigFlag | None = None,
+    given: GivenFlag = NOTHING_GIVEN,
     workdir: WorkdirFlag,
     verbose: Annotated[bool, Parameter(alias="-v")] = False,
     accept_gap: bool = False,
@@ -48,7 +50,8 @@ def run(
     """Trains a config into a run folder, or resumes the run in it.
 
     After SIGTERM the exit status is 75, after Ctrl-C 130, and the state is saved: the same command
-    resumes. A run folder with a config.json needs no --config.
+    resumes. A run folder with a config.json needs no --config; --config.SECTION.FIELD=VALUE then
+    changes a field that decides no losses, such as train.accumulation_steps or data.source.
 
     Args:
       workdir: the run folder
@@ -65,9 +68,10 @@ def run(
       UserError: there is no config, or it, its data or the folder cannot be used.
     """
     _check_processes(coordinator, num_processes, process_id)
-    if config is None:
-        config = _config_in(workdir)
-    line = first_line(config, RunFolder(workdir))
+    config = given.config or _config_in(workdir, given.changes)
+    folder = RunFolder(workdir)
+    folder.check_takes(config)
+    line = first_line(config, folder)
     if process_id in (None, 0) and not distributed:
         print(line, flush=True)
         for said in source_lines(config):
@@ -88,8 +92,8 @@ def run(
     if stopped_by is not None:
         return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:
-        folder, files = shlex.quote(workdir), with_flags(named_entries(config))
-        print(f"next: mhsh compare {folder} OTHER_RUN, or mhsh predict {folder} {PREDICT_INPUT[config.model.objective]}{files}")
+        named, files = shlex.quote(workdir), with_flags(named_entries(config))
+        print(f"next: mhsh compare {named} OTHER_RUN, or mhsh predict {named} {PREDICT_INPUT[config.model.objective]}{files}")
     return 0
 
 
@@ -115,10 +119,10 @@ def first_line(config: Config, folder: RunFolder) -> str:
     return f"{folder.path.name}: {begin} {shape}, {model.objective} on {data.source}, {steps}"
 
 
-def _config_in(workdir: str) -> Config:
+def _config_in(workdir: str, changes: Sequence[tuple[str, Any]]) -> Config:
     folder = RunFolder(workdir)
     if not exists(folder.path / "config.json"):
         raise UserError(
             f"mhsh train needs --config={CONFIG}, such as --config=bert:3l4h, or a --workdir with a config.json; {LIST}"
         )
-    return folder.read_config()
+    return from_dict(override(to_dict(folder.read_config()), changes, "--config."))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec.inspect as inspect
@@ -143,9 +143,21 @@ def differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]
     return {path: (one.get(path), other.get(path)) for path in one | other if one.get(path) != other.get(path)}
 
 
-def format_differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]) -> str:
-    """`model.num_layers is 2 there, 4 here; ...`, where `new` is here; empty for equal configs."""
-    return "; ".join(f"{path} is {one!r} there, {other!r} here" for path, (one, other) in differences(old, new).items())
+def format_differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any], without: Collection[str] = ()) -> str:
+    """`model.num_layers is 2 there, 4 here; ...`, where `new` is here, but for the fields of
+    `without`; empty for equal configs.
+    """
+    differing = differences(old, new).items()
+    return "; ".join(f"{path} is {one!r} there, {other!r} here" for path, (one, other) in differing if path not in without)
+
+
+def free_fields(objective: str) -> Mapping[str, Field]:
+    """By path, the fields that may change while a run goes on, as they change none of its losses
+    but by rounding: those of the roles `clock` and `bookkeeping`. The training seed may differ from
+    run to run, not within one: it draws dropout, and tells a run from its replicates.
+    """
+    roles = ("clock", "bookkeeping")
+    return {field.path: field for field in all_fields(objective) if field.role in roles and field.path != "train.seed"}
 
 
 def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:

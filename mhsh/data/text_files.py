@@ -62,7 +62,7 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not paths:
         hint = "correct the bucket or the glob" if is_remote(pattern) else f"correct the glob (relative to {Path.cwd()})"
-        raise UserError(f"{whose} matches no file; {hint}")
+        raise UserError(f"{whose} matches no file; {hint}; --config.data.source=PLACE names files that have moved, of a run too")
     return sorted(paths)
 
 

@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from etils import epath
+from msgspec.structs import replace
 
-from mhsh.config.fields import differences, format_differences
 from mhsh.config.recorded import WRITER, check_version, from_record, to_record
-from mhsh.config.schema import Config, TranslationDataConfig
+from mhsh.config.resolve import from_dict
+from mhsh.config.schema import Config, TranslationDataConfig, to_dict
+from mhsh.configs import override
 from mhsh.encoding import checked
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage.changes import check_goes_on, with_changes
 from mhsh.storage.files import (
     MissingFile,
     clear_half_files,
@@ -71,8 +74,9 @@ class RunFolder:
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
-        """Creates the folder for `config`, or opens it if it holds a run of the same config, or of
-        one with fewer steps under a schedule that does not depend on their number.
+        """Creates the folder for `config`, or opens it if it holds a run that goes on with it: of
+        the same config but for `free_fields`, or with fewer steps under a schedule that does not
+        depend on their number.
 
         Raises:
           UserError: the folder holds a run of another config or something else, or cannot be
@@ -83,16 +87,22 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
+        folder.check_takes(config)
         if folder.has_begun():
-            begun_with = folder.read_config()
-            if begun_with == config:
+            begun_with, steps = folder.begun_config(), config.train.num_steps
+            if begun_with.train.num_steps == steps:
                 return folder
-            _check_extension(begun_with, config, path)
+            config = replace(begun_with, train=replace(begun_with.train, num_steps=steps))
         elif not exists(folder._config_path) and folder._holds_something_else():
             raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
         with folder.held():
             write_atomically(folder._config_path, _dump(to_record(config)))
         return folder
+
+    def check_takes(self, config: Config) -> None:
+        """Raises UserError where the folder holds a run that cannot go on with `config`."""
+        if self.has_begun():
+            check_goes_on(self.read_config(), config, self.path)
 
     def _holds_something_else(self) -> bool:
         """Whether there are files other than those that a killed start of a run leaves."""
@@ -172,9 +182,33 @@ class RunFolder:
         """The folder of the TensorBoard event files."""
         return self.path / "tensorboard"
 
-    def read_config(self) -> Config:
-        """The resolved config. Raises UserError if it is missing, unreadable or invalid."""
+    def begun_config(self) -> Config:
+        """The config that the run began with: config.json. Raises UserError as `read_config`."""
         return from_record(self._read_json("config.json"), str(self._config_path))
+
+    def read_config(self, changes: Sequence[tuple[str, Any]] = ()) -> Config:
+        """The config of the run as it went on last, with `changes` of `free_fields`.
+
+        Raises:
+          UserError: it is missing, unreadable or invalid, or a change is of another field.
+        """
+        return with_changes(self.config_at(None), changes, self.path)
+
+    def config_at(self, step: int | None) -> Config:
+        """The config with which the run came to `step` (None: as it went on last)."""
+        config = self.begun_config()
+        for values in self.changed(step).values():
+            config = from_dict(override(to_dict(config), values.items(), f"{self.path / 'run.json'}, changed: "))
+        return config
+
+    def changed(self, step: int | None) -> dict[str, dict[str, Any]]:
+        """By the step after which they hold, the values that changed when the run went on, by path;
+        of changes that hold before `step` (None: of all).
+        """
+        changed = self.read_run().get("changed", {}) if self.has_run_record() else {}
+        if not isinstance(changed, dict) or not all(at.isdecimal() and isinstance(values, dict) for at, values in changed.items()):
+            raise UserError(f"{self.path / 'run.json'} is damaged: changed is {changed!r:.80}; put it back from a copy")
+        return {at: changed[at] for at in sorted(changed, key=int) if step is None or int(at) < step}
 
     def read_run(self) -> dict[str, Any]:
         """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status."""
@@ -197,7 +231,7 @@ class RunFolder:
         own["entries"] = record.get("entries", [])
         for name in ("code", "numerics"):
             own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
-        return [own | {"config": to_record(self.read_config())}, *recorded_lineage(record)]
+        return [own | {"config": to_record(self.begun_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
         """Whether the folder holds more than a config: a run that failed before its first step has
@@ -350,23 +384,6 @@ def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(lineage, list) or not all(isinstance(run, dict) and isinstance(run.get("step"), int) for run in lineage):
         raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
     return lineage
-
-
-def _check_extension(begun_with: Config, config: Config, path: epath.PathLike) -> None:
-    """Raises UserError unless `config` only adds steps to the config that the run in `path` began
-    with, under a schedule that does not depend on their number.
-    """
-    steps, more = begun_with.train.num_steps, config.train.num_steps
-    if set(differences(begun_with, config)) != {"train.num_steps"} or more < steps:
-        raise UserError(
-            f"{path} holds a run of another config ({format_differences(begun_with, config)}); choose another --workdir, or "
-            "that run's config"
-        )
-    if config.optimizer.schedule in ("linear", "cosine") or config.optimizer.decay_steps:
-        raise UserError(
-            f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = "
-            f"{config.optimizer.schedule!r}) ends with them; start another run from it with --config.train.start_from={path}"
-        )
 
 
 def vocab_file(config: Config) -> str:

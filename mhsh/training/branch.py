@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from mhsh.config.entries import REGISTRIES, check_recorded
-from mhsh.config.fields import all_fields, differences
+from mhsh.config.fields import differences, free_fields
 from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
@@ -55,7 +55,7 @@ def branch(folder: RunFolder, config: Config) -> None:
     checkpoints.close()
     used = trunk.counters(step) if step in kept else None
     record = trunk.read_run() if trunk.has_run_record() else {}
-    begun = {"checkpoint": None, "branched_from": {"folder": str(trunk.path), "step": step}}
+    begun = {"checkpoint": None, "changed": {}, "branched_from": {"folder": str(trunk.path), "step": step}}
     if used is None and record.get("outcome") == DIVERGED:
         folder.write_run(record | begun)
         (trunk.path / METRICS_FILE).copy(folder.path / METRICS_FILE, overwrite=True)
@@ -84,8 +84,7 @@ def branch(folder: RunFolder, config: Config) -> None:
 def _check_same_steps(trunk: RunFolder, config: Config, step: int) -> None:
     """Raises UserError unless a run of `config` would make the steps of `trunk` up to `step`."""
     theirs = trunk.read_config()
-    roles = {field.path: field.role for field in all_fields(config.model.objective)}
-    free = {path for path, role in roles.items() if role in ("clock", "bookkeeping")} - {"train.seed"}
+    free = free_fields(config.model.objective)
     for path, (there, here) in differences(theirs, config).items():
         if path not in free and path not in _SCHEDULE and path != "train.start_from":
             raise UserError(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from etils import epath
 
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
-from mhsh.config.fields import format_differences
+from mhsh.config.fields import differences, format_differences, free_fields
 from mhsh.config.resolve import branch_point, decay_start
-from mhsh.config.schema import Config
+from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import UserError
 from mhsh.storage.outage import bear, is_failing
@@ -63,7 +65,7 @@ def train(
             print(f"{folder.path} begins again; what it had logged is in {aside}")
         if not accept_gap:
             folder.check_checkpoints()
-        differing = format_differences(folder.read_config(), config)
+        differing = format_differences(folder.read_config(), config, without=free_fields(config.model.objective))
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
         branch(folder, config)
@@ -111,6 +113,9 @@ def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | No
             display.note(line)
 
     state, step, started_from = start(run)
+    changed = differences(folder.config_at(step), run.asked_for)
+    if changed:
+        display.note(_said(config, step, changed))
     used = folder.counters(step) or Counters()  # none: of an imported checkpoint, or a fresh state
     lost = 0
     if jax.process_index() == 0:
@@ -123,7 +128,7 @@ def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | No
 
     if folder.has_run_record():
         clock.add(folder.read_run()["wall_seconds"])
-    record = RunRecord(run, state, compile_seconds, started_from, step, lost)
+    record = RunRecord(run, state, compile_seconds, started_from, step, lost, {path: now for path, (_, now) in changed.items()})
     record.write("running")
     with StopSignals() as stop:  # until all is written
         trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
@@ -136,6 +141,13 @@ def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | No
                 run.checkpoints.close()
         record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
     return stopped_by
+
+
+def _said(config: Config, step: int, changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """What has changed, in a line."""
+    line = f"after step {step}: {', '.join(f'{path} = {now!r} (before: {old!r})' for path, (old, now) in changed.items())}"
+    drops = any(value for name, value in to_dict(config.model).items() if name.endswith("_dropout"))
+    return line + ("; dropout draws other masks" if drops and "train.accumulation_steps" in changed else "")
 
 
 def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int, stop: StopSignals) -> int | None:

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 
 from mhsh.config.entries import recorded_entries
+from mhsh.config.fields import all_fields, flatten
+from mhsh.config.schema import Config
 from mhsh.errors import Unavailable
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
@@ -156,23 +158,37 @@ class RunRecord:
     """run.json: everything about a run that is not a curve. Process 0 writes it."""
 
     def __init__(
-        self, run: Run, state: TrainState, compile_seconds: float, started_from: dict[str, Any] | None, start: int, lost_rows: int
+        self,
+        run: Run,
+        state: TrainState,
+        compile_seconds: float,
+        started_from: dict[str, Any] | None,
+        start: int,
+        lost_rows: int,
+        changed: Mapping[str, Any],
     ) -> None:
         """Of a run that goes on after step `start`, up to which `lost_rows` of metrics.jsonl are
-        lost.
+        lost, with other values of the fields in `changed`.
         """
         config, corpus = run.config, run.corpus
         before = run.folder.read_run() if run.folder.has_run_record() else {}
         self._run = run
-        self._values: dict[str, Any] = {
+        ran = {
             **environment(),
+            "mesh": dict(run.mesh.shape),
+            "remat_policy": config.model.remat_policy,
+            "xla_flags": flags_in_force(config.train.xla_flags),
+        }
+        clock = {name: before[name] for name in ran if name in before} | _clock_settings(run.folder.read_config())
+        self._values: dict[str, Any] = {
+            **ran,
+            # Who reads seconds asks what ran from which step on.
+            "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | _clock_settings(config)),
+            "changed": run.folder.changed(start) | ({str(start): dict(changed)} if changed else {}),
             "code": _by_step(before.get("code", {}), start, code_hash()),
             "numerics": _by_step(before.get("numerics", {}), start, numerics(config)),
             "entries": recorded_entries(config),
             "objective": config.model.objective,
-            "mesh": dict(run.mesh.shape),
-            "remat_policy": config.model.remat_policy,
-            "xla_flags": flags_in_force(config.train.xla_flags),
             "choices": [str(choice) for choice in (run.mesh_choice, run.remat) if choice],
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": decayed_count(run.config.model.residual, state.params),
@@ -218,6 +234,13 @@ def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
     """
     kept = {step: value for step, value in before.items() if int(step) < start}
     return kept if now in list(kept.values())[-1:] else kept | {str(start): now}
+
+
+def _clock_settings(config: Config) -> dict[str, Any]:
+    """The fields that change seconds, without those of which run.json has what ran."""
+    values, asked = flatten(config), ("model.remat_policy", "train.xla_flags")
+    fields = [field for field in all_fields(config.model.objective) if field.role == "clock" and field.row != "mesh"]
+    return {field.name: values[field.path] for field in fields if field.path not in asked}
 
 
 def _initial_omega(run: Run, state: TrainState) -> dict[str, list[float]] | None:

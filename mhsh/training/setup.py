@@ -53,6 +53,7 @@ class Run:
           UserError: the data, the mesh or the folder does not fit the config, or the processes
             differ.
         """
+        self.asked_for = config  # `config` has the remat policy that was chosen
         code_hash()  # kept from here on: the files are still those that were imported
         self.folder = folder
         self.display = display

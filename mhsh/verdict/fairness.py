@@ -215,6 +215,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         *(record(f"version of {name}", Effect.CLOCK, "versions", name) for name in _keys_of(runs, "versions")),
         record("rematerialisation that ran", Effect.CLOCK, "remat_policy"),
         record("XLA flags in force", Effect.CLOCK, "xla_flags"),
+        row("changes in mid-run", Effect.CLOCK, lambda run: _in_mid_run(run.record.get("clock", {}))),
     ]
     order = [Effect.LOSS, Effect.SIZE, Effect.CLOCK, Effect.NONE]
     return tuple(sorted(rows, key=lambda each: len(order) if each.equal else order.index(each.effect)))
@@ -356,6 +357,19 @@ def _by_step(values: Mapping[str, Any]) -> str:
     """What trained a run, where it is another from some step on with that step."""
     first, *others = [(step, value if isinstance(value, str) else json.dumps(value)) for step, value in values.items()]
     return ", ".join([first[1], *(f"after step {step} {value}" for step, value in others)])
+
+
+def _in_mid_run(clock: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of what changes seconds, by the step after which it holds: all that changed in mid-run."""
+    by_step = {step: flatten({"run": values, **values}) for step, values in clock.items()}
+    lines = []
+    for path in dict.fromkeys(path for values in by_step.values() for path in values):
+        texts = {
+            step: json.dumps(values.get(path)) for step, values in by_step.items() if not isinstance(values.get(path), Mapping)
+        }
+        if len(set(texts.values())) > 1:
+            lines.append(f"{path.removeprefix('run.')} {_by_step(texts)}")
+    return "; ".join(lines) or "none"
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:

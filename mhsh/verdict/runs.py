@@ -209,7 +209,7 @@ def _load(name: str, path: epath.Path) -> Run:
         missing, damaged or incomplete.
     """
     folder = RunFolder(path)
-    config = whole_run(folder.read_config())
+    config = whole_run(folder.begun_config())
     rows, problem = read_rows(folder)
     by_split = {split: [row for row in rows if row["split"] == split and "loss" in row] for split in SPLITS}
     if rows and not folder.has_run_record():
