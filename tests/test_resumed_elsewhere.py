@@ -35,7 +35,9 @@ def test_a_sharded_run_goes_on_on_one_device(corpus, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "resumed: after step 3: model.remat_policy = 'full' (before: 'none'), model.scan_unroll = 2 (before: 0), " in done.stdout
     for row, expected in zip(rows_without_timings(resumed), rows_without_timings(sharded), strict=True):
-        assert row == pytest.approx(expected, rel=1e-5 if row["step"] > 3 else 0, abs=0), row["step"]
+        for name, value in expected.items():
+            rounds = row["step"] > 3 and name not in ("split", "batch")
+            assert row[name] == (pytest.approx(value, rel=1e-5) if rounds else value), (row["step"], name)
     record = RunFolder(resumed).read_run()
     assert record["changed"] == {"3": CHANGES} and (resumed / "config.json").read_bytes() == config
     assert [(step, ran["mesh"]["fsdp"], ran["accumulation_steps"]) for step, ran in record["clock"].items()] == [
