@@ -104,7 +104,7 @@ def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
     if corpus.fingerprint != recorded:
         raise UserError(
             f"{folder.path} was trained on other data (fingerprint {str(recorded)[:12]}, here {corpus.fingerprint[:12]}); "
-            "restore the text files (or, for the source stdlib, the same Python), say by --config.data.source=PLACE where they lie, "
+            "restore the text files (or, for the source stdlib, the same Python), name their place by --config.data.source=PLACE, "
             "or start again in another --workdir"
         )
     return corpus
