@@ -18,17 +18,22 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
 
 _ONE_AT_A_TIME = threading.Lock()
+# https://docs.cloud.google.com/storage/docs/performing-resumable-uploads#status-check
+_FINISHED: set[str] = set()
 
 
 def with_generations(handler: Any) -> Any:
     """The handler, answering 412 where ifGenerationMatch names another generation than the object's
-    (0: there is none), 304 where ifGenerationNotMatch names it, and telling it to who downloads.
+    (0: there is none), 304 where ifGenerationNotMatch names it, and telling it to who downloads. An
+    upload in parts that is finished is answered again, to who has not heard it.
     """
 
     def run(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
         with _ONE_AT_A_TIME:
-            generation = _generation(request, storage)
-            if request.query.get("ifGenerationMatch", [generation])[0] != generation:
+            generation, upload = _generation(request, storage), request.query.get("upload_id", [None])[0]
+            if upload in _FINISHED:
+                response.json(storage.get_file_obj(request.params["bucket_name"], request.query["name"][0]))
+            elif request.query.get("ifGenerationMatch", [generation])[0] != generation:
                 response.status = HTTPStatus.PRECONDITION_FAILED
             elif request.query.get("ifGenerationNotMatch", [None])[0] == generation != "0":
                 response.status = HTTPStatus.NOT_MODIFIED
@@ -36,6 +41,8 @@ def with_generations(handler: Any) -> Any:
                 if handler in (objects.get, objects.download):
                     response["x-goog-generation"] = generation
                 handler(request, response, storage, *args, **kwargs)
+                if upload is not None and response.status == HTTPStatus.OK:
+                    _FINISHED.add(upload)
 
     return run
 
@@ -49,7 +56,9 @@ def _generation(request: Any, storage: Any) -> str:
 
 
 def _handlers() -> Iterator[tuple[str, dict[str, Any]]]:
-    wrapped = {each: each for each in (objects.insert, objects.delete, objects.get, objects.download)} | {objects.compose: compose}
+    wrapped = {each: each for each in (objects.insert, objects.upload_partial, objects.delete, objects.get, objects.download)} | {
+        objects.compose: compose
+    }
     for pattern, methods in server.HANDLERS:
         yield pattern, {name: with_generations(wrapped[each]) if each in wrapped else each for name, each in methods.items()}
 

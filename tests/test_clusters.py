@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
-from tests.clusters import finish, free_port, start
+from tests.clusters import finish, free_port, start, start_commands
 from tests.conftest import ROOT
-from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step
+from tests.runs import CONFIG, command, final_state, mhsh, rows_without_timings, wait_for_step
 
 TOLERANCE = 1e-5
 
@@ -109,6 +109,29 @@ def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
     assert processes[0].returncode == 75, out
     assert "nothing was done for 8 s: this process hangs" in err and "loop.py" in err
     assert RunFolder(tmp_path / "run").read_metrics().rows
+
+
+@pytest.mark.slow
+def test_one_that_is_stopped_for_minutes_and_one_that_comes_late_lose_nothing(unbroken, corpus, tmp_path):
+    """Process 0, where the others meet, starts last. jax alone would abort it when the other was
+    silent for 100 s. The one that wakes may take its own connections for dead.
+    """
+    arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
+    place = [f"--coordinator=127.0.0.1:{free_port()}", "--num-processes=2"]
+    late, first = [command(*arguments, *place, f"--process-id={index}") for index in range(2)]
+    processes = start_commands([first])
+    time.sleep(20)
+    processes += start_commands([late])
+    wait_for_step(tmp_path / "run", 2, processes[1])
+    processes[0].send_signal(signal.SIGSTOP)
+    time.sleep(120)
+    assert processes[1].poll() is None
+    processes[0].send_signal(signal.SIGCONT)
+    _, (status, _, err) = finish(processes)
+    if status:
+        assert status == 75 and "mhsh: process 1 of this run is lost; run the same command again" in err, err
+        assert mhsh(*arguments).returncode == 0
+    assert_same_curve(tmp_path / "run", unbroken)
 
 
 @pytest.mark.slow  # by default: the test of a run that is stopped, which kills one too

@@ -23,9 +23,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fault", ["kills", "errors"])
+@pytest.mark.parametrize("fault", ["kills", "errors", "questions"])
 def test_every_twelfth_fault_of_the_disk_leaves_the_unbroken_curve(work: Path, fault: str) -> None:
-    assert not table.report(work, kills=fault == "kills", errors=fault == "errors", every=12)
+    assert not table.report(work, kills=fault == "kills", errors=fault == "errors", questions=fault == "questions", every=12)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems, which only root may")

@@ -1,8 +1,9 @@
-/* Preloaded into a process (LD_PRELOAD): counts its calls that change files below $FAULT_ROOT. Before
- * each one it asks the other end of $FAULT_PIPE, by a line with the call and the file, what to do:
+/* Preloaded into a process (LD_PRELOAD): counts its calls that change files below $FAULT_ROOT, and its
+ * questions about them: "read" (open for reading), "stat", "list". Before each one it asks the other end of $FAULT_PIPE, by a line with the call and the file, what to do:
  * "-" goes on, a number fails the call with that errno.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -78,6 +79,8 @@ static int fails(const char *call, int folder, const char *path) {
 
 static int opens_for_change(int flags) { return flags & (O_CREAT | O_TRUNC); }
 
+static const char *call_of(int flags) { return opens_for_change(flags) ? "open" : "read"; }
+
 #define OPEN(name)                                                                   \
   int name(const char *path, int flags, ...) {                                       \
     NEXT(int, name, const char *, int, ...);                                         \
@@ -85,7 +88,7 @@ static int opens_for_change(int flags) { return flags & (O_CREAT | O_TRUNC); }
     va_start(rest, flags);                                                           \
     mode_t mode = opens_for_change(flags) ? va_arg(rest, mode_t) : 0;                \
     va_end(rest);                                                                    \
-    if (opens_for_change(flags) && fails("open", AT_FDCWD, path)) return -1; \
+    if (fails(call_of(flags), AT_FDCWD, path)) return -1;                            \
     return next(path, flags, mode);                                                  \
   }
 OPEN(open)
@@ -98,7 +101,7 @@ OPEN(open64)
     va_start(rest, flags);                                                           \
     mode_t mode = opens_for_change(flags) ? va_arg(rest, mode_t) : 0;                \
     va_end(rest);                                                                    \
-    if (opens_for_change(flags) && fails("open", folder, path)) return -1; \
+    if (fails(call_of(flags), folder, path)) return -1;                              \
     return next(folder, path, flags, mode);                                          \
   }
 OPENAT(openat)
@@ -187,3 +190,47 @@ int mkdirat(int folder, const char *path, mode_t mode) {
   }
 TRUNCATE(ftruncate)
 TRUNCATE(ftruncate64)
+
+#define STAT(name, type)                                                     \
+  int name(const char *path, struct type *status) {                         \
+    NEXT(int, name, const char *, struct type *);                           \
+    if (fails("stat", AT_FDCWD, path)) return -1;                           \
+    return next(path, status);                                              \
+  }
+STAT(stat, stat)
+STAT(stat64, stat64)
+STAT(lstat, stat)
+STAT(lstat64, stat64)
+
+#define STATAT(name, type)                                                   \
+  int name(int folder, const char *path, struct type *status, int flags) {  \
+    NEXT(int, name, int, const char *, struct type *, int);                 \
+    if (path[0] && fails("stat", folder, path)) return -1;                  \
+    return next(folder, path, status, flags);                               \
+  }
+STATAT(fstatat, stat)
+STATAT(fstatat64, stat64)
+
+/* What libraries built with a glibc before 2.33 call. */
+#define OLD_STAT(name, type)                                                 \
+  int name(int version, const char *path, struct type *status) {            \
+    NEXT(int, name, int, const char *, struct type *);                      \
+    if (fails("stat", AT_FDCWD, path)) return -1;                           \
+    return next(version, path, status);                                     \
+  }
+OLD_STAT(__xstat, stat)
+OLD_STAT(__xstat64, stat64)
+OLD_STAT(__lxstat, stat)
+OLD_STAT(__lxstat64, stat64)
+
+DIR *opendir(const char *path) {
+  NEXT(DIR *, opendir, const char *);
+  if (fails("list", AT_FDCWD, path)) return NULL;
+  return next(path);
+}
+
+int access(const char *path, int mode) {
+  NEXT(int, access, const char *, int);
+  if (fails("stat", AT_FDCWD, path)) return -1;
+  return next(path, mode);
+}

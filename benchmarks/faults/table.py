@@ -1,13 +1,15 @@
 """What a run survives: a kill before any of its calls that change a file, and a disk that fails.
 
-    python -m benchmarks.faults.table FOLDER [--kills] [--errors] [--every=N]
+    python -m benchmarks.faults.table FOLDER [--kills] [--errors] [--questions] [--every=N]
 
 The first run of a tiny config, from its first call to its second checkpoint, is observed through
 shim.c (needs gcc). A kill leaves what the calls before it have done, so a copy of the run folder
 before each call is what a kill there leaves: every copy that differs from the one before is resumed
 by the same command. A disk that is full (every call from one on fails with ENOSPC) or broken (one
 call fails with EIO) is tried at the first call of each kind on each file, and the same command then
-goes on without the fault. Every end is compared with the unbroken run, to the bit.
+goes on without the fault. So is a question (open for reading, stat, list) that fails once, of a
+disk (EIO) or a network file system (ESTALE), in a run that goes on from its first checkpoint. Every
+end is compared with the unbroken run, to the bit.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ CONFIG = [
     "--config.train.eval_interval=4",
     "--config.train.eval_batches=1",
 ]
+QUESTIONS = ("read", "stat", "list")
 GROWS = ("open", "write", "mkdir", "truncate")  # what needs room on a disk
 
 # Every run compiles the same programs: a shared cache makes each three times as fast.
@@ -135,7 +138,7 @@ def states_of_kills(work: Path, text: Path, shim: Path) -> list[tuple[str, Path]
     folder, states, seen = work / "observed", [], set()
 
     def decide(number: int, name: str, path: Path) -> int:
-        if folder.exists():
+        if folder.exists() and name not in QUESTIONS:
             digest = content(folder)
             if digest not in seen:
                 seen.add(digest)
@@ -149,12 +152,22 @@ def states_of_kills(work: Path, text: Path, shim: Path) -> list[tuple[str, Path]
     return states
 
 
-def points_of_errors(work: Path, text: Path, shim: Path) -> list[str]:
-    """Each kind of call on each kind of file."""
-    folder, found = work / "listed", collections.OrderedDict[str, None]()
+def cut_back(run: Path, to: Path) -> None:
+    """A copy of a finished run as a kill after its first checkpoint leaves it."""
+    shutil.copytree(run, to, ignore=lambda folder, names: [name for name in names if name in ("8", "12")])
+    record = json.loads((to / "run.json").read_text(encoding="utf-8")) | {"checkpoint": 4, "status": "running"}
+    (to / "run.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def points_of_errors(work: Path, text: Path, shim: Path, begun: Path | None = None) -> list[str]:
+    """Each kind of call on each kind of file; of a run that goes on: each kind of question."""
+    folder, found = work / ("asked" if begun else "listed"), collections.OrderedDict[str, None]()
+    if begun:
+        cut_back(begun, folder)
 
     def decide(number: int, name: str, path: Path) -> int:
-        found[f"{name} {kind_of(path, folder)}"] = None
+        if (name in QUESTIONS) == bool(begun):
+            found[f"{name} {kind_of(path, folder)}"] = None
         return 0
 
     ended = train(folder, text, shim, decide)
@@ -165,6 +178,8 @@ def points_of_errors(work: Path, text: Path, shim: Path) -> list[str]:
 def with_error(work: Path, text: Path, shim: Path, point: str, code: int) -> tuple[Ended, Path]:
     """The end of a run in which the call at `point` fails: by EIO once, by ENOSPC from then on."""
     folder = work / f"{errno.errorcode[code]}-{hashlib.sha256(point.encode()).hexdigest()[:12]}"
+    if point.split()[0] in QUESTIONS:
+        cut_back(work / "unbroken", folder)
     begun = False
 
     def decide(number: int, name: str, path: Path) -> int:
@@ -197,15 +212,16 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--questions", action="store_true")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th fault (default: 1, all)")
     options = parser.parse_args()
     work = options.folder.absolute()
     work.mkdir(parents=True)
     use_cache(work)
-    return 1 if report(work, options.kills, options.errors, options.every) else 0
+    return 1 if report(work, options.kills, options.errors, options.questions, options.every) else 0
 
 
-def report(work: Path, kills: bool, errors: bool, every: int) -> list[str]:
+def report(work: Path, kills: bool, errors: bool, questions: bool, every: int) -> list[str]:
     """Prints the table, a row as soon as it is known; returns the rows with a problem."""
     text, shim = write_text(work), build_shim(work)
     unbroken = work / "unbroken"
@@ -221,9 +237,9 @@ def report(work: Path, kills: bool, errors: bool, every: int) -> list[str]:
     def judge(fault: tuple[str, int]) -> str:
         ended, folder = with_error(work, text, shim, *fault)
         problems = [problem_of(folder, text, expected)]
-        if ended.status not in (0, 2):
+        if ended.status not in (0, 2, 75):
             problems.append(f"ends with {ended.status}: {ended.error.strip()[-300:]}")
-        if ended.status == 2 and not one_line(ended.error):
+        if ended.status and not one_line(ended.error):
             problems.append(f"not one line: {ended.error.strip()[-300:]}")
         return "; ".join(filter(None, problems))
 
@@ -237,6 +253,11 @@ def report(work: Path, kills: bool, errors: bool, every: int) -> list[str]:
             points = points_of_errors(work, text, shim)[::every]
             faults = [(point, errno.EIO) for point in points]
             faults += [(point, errno.ENOSPC) for point in points if point.split()[0] in GROWS]
+            for (point, code), problem in zip(faults, pool.map(judge, faults), strict=True):
+                show(f"{errno.errorcode[code]} at {point}", problem)
+        if questions:
+            points = points_of_errors(work, text, shim, unbroken)
+            faults = [(point, code) for point in points for code in (errno.EIO, errno.ESTALE)][::every]
             for (point, code), problem in zip(faults, pool.map(judge, faults), strict=True):
                 show(f"{errno.errorcode[code]} at {point}", problem)
     print(f"{count} faults, {len(bad)} with a problem")

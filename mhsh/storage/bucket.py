@@ -52,7 +52,7 @@ def register() -> None:
     from gcsfs.core import GCSFileSystem
 
     # They log what they raise, and repeat it for every file of a bucket whose kind is secret.
-    for name in ("gcsfs", "google.auth._default"):
+    for name in ("gcsfs", "fsspec.prefetcher", "google.auth._default"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     once = inspect.unwrap(GCSFileSystem._request)  # without gcsfs's own six tries
 

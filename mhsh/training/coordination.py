@@ -25,7 +25,10 @@ LINGER_SECONDS = 3
 PRIVATE = (("jax._src.clusters", "ClusterEnv"), ("jaxlib._jax", "get_distributed_runtime_service"))
 _LAST_ANSWERS_SECONDS = 1
 _UNUSED_ADDRESS = "127.0.0.1:0"
-_SILENT_SECONDS, _ENDING_SECONDS = 100, 300  # what jax.distributed.initialize has for a lost client, and for the end
+# jax would abort all, with a stack, when one has been stopped for 100 seconds. Who is lost, `peers`
+# finds out, and who hangs, the watchdog.
+_SILENT_SECONDS = 24 * 3600
+_ENDING_SECONDS = 300  # as in jax.distributed.initialize
 
 
 class Place(NamedTuple):

@@ -16,7 +16,7 @@ from mhsh.cli.main import main
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import outage
 from mhsh.storage.bucket import Refused
-from mhsh.storage.files import read_object
+from mhsh.storage.files import opened, read_object
 from mhsh.storage.questions import exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import COMMIT_MARK, RunFolder, committed_steps
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
@@ -99,6 +99,28 @@ def test_a_refusal_is_one_line_at_once_that_names_the_login(faulty: FaultyBucket
         with pytest.raises(UserError, match=r"cannot use (gs://runs|Google).*gcloud auth application-default login"):
             ask(f"{run}/run.json")
     assert time.monotonic() - begin < 2
+
+
+def test_a_refusal_while_a_file_is_read_is_said_once(faulty: FaultyBucket, run: str, capfd: pytest.CaptureFixture[str]) -> None:
+    faulty.decide = lambda number, method, path: 401 if "alt=media" in path else None
+    with pytest.raises(UserError, match="gcloud auth"), opened(f"{run}/run.json") as file:
+        file.read()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_commit_mark_whose_answer_is_lost_is_written(faulty: FaultyBucket, run: str) -> None:
+    """As Orbax writes it: in parts, of which the last is sent again."""
+    mark, lost = epath.Path(f"{run}/checkpoints/450/{COMMIT_MARK}"), []
+
+    def decide(number: int, method: str, path: str) -> str | None:
+        if "upload_id" in path and not lost:
+            lost.append(path)
+            return "cut"
+        return None
+
+    faulty.decide = decide
+    mark.write_text("")
+    assert lost and committed_steps(f"{run}/checkpoints")[-1] == 450
 
 
 def test_no_such_bucket(faulty: FaultyBucket) -> None:

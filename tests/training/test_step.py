@@ -222,6 +222,32 @@ def test_an_update_that_is_not_finite_is_skipped(make_config, finite):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get((after.params, after.opt_state)), (before.params, before.opt_state))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("float32", "nan"), ("float32", "padding"), pytest.param("bfloat16", "infinite", marks=pytest.mark.slow)]
+)
+def test_a_batch_of_nothing_finite_or_of_padding_alone_harms_no_parameter(make_config, dtype, kind):
+    """A NaN in the weights of one prediction, activations beyond bfloat16, and rows of padding
+    alone; the batch after it is trained as ever.
+    """
+    config = make_config("bert", "2l8h", **NO_DROPOUT, **{"model.compute_dtype": dtype})
+    start, step = fresh_state(config), train_step_of(config)
+    batch = random_batch(config, config.train.batch_size)
+    bad = {name: array.copy() for name, array in batch.items()}
+    if kind == "nan":
+        bad["weights"][0, 0] = np.nan
+    elif kind == "padding":
+        bad = {name: np.zeros_like(array) for name, array in batch.items()}
+    else:
+        start.params["encoder"] = jax.tree.map(lambda leaf: leaf * jnp.asarray(1e30, leaf.dtype), start.params["encoder"])
+    before = jax.device_get(start)
+    state, metrics = step(start, put_batch(bad, mesh_of(*ONE)))
+    after = jax.device_get(state)
+    assert not bool(metrics.is_finite)
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))
+    if kind != "infinite":
+        assert bool(step(state, put_batch(batch, mesh_of(*ONE)))[1].is_finite)
+
+
 def test_dropout_is_keyed_by_seed_and_step(make_config):
     config = make_config("bert", "2l8h")
     other = replace(config, train=replace(config.train, seed=1))
