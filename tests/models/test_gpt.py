@@ -59,15 +59,18 @@ def test_scores_of_turned_heads_depend_on_distances_alone(decoder):
     assert abs(score(5, 2) - score(2, 5)) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("norm", [LayerNorm, HeadNorm])
-def test_rms_is_the_root_mean_square_and_its_gradient(decoder, norm):
-    config = decoder(layer_norm_epsilon=0.01)
+def test_norms_and_their_gradients(decoder, norm, kind):
+    """The epsilon is as large as it must be for its place to show."""
+    config = decoder(layer_norm_epsilon=0.1, norm=kind)
     width = config.embed_dim if norm is LayerNorm else config.head_dim
     rng = np.random.default_rng(0)
     x, back, scale = (jnp.asarray(rng.standard_normal(shape) + 3, jnp.float32) for shape in ((2, 5, width), (2, 5, width), width))
 
     def plain(x):
-        return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 0.01) * scale
+        x = x - jnp.mean(x, axis=-1, keepdims=True) if kind == "layer" else x
+        return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 0.1) * scale
 
     assert norm(config).init(jax.random.key(0), x)["params"].keys() == {"scale"}
     found, found_back = jax.vjp(functools.partial(norm(config).apply, {"params": {"scale": scale}}), x)

@@ -87,7 +87,7 @@ def test_kernels_travel_in_their_dtype(make_config, gradient_dtype):
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize(
     ("shape", "layers"),
-    [((1, 8, 1), 8), ((1, 8, 1), 3), pytest.param((2, 4, 1), 3, marks=pytest.mark.slow), ((8, 1, 1), 3)],
+    [((1, 8, 1), 8), ((1, 8, 1), 3), ((2, 4, 1), 3), ((8, 1, 1), 3)],
 )
 def test_gradients_are_added_up_over_all_shards(make_config, monkeypatch, shape, layers, platform):
     """Along whichever axis they are sharded, in one stage or, as on a TPU, in two."""

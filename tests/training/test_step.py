@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig
+from mhsh.models import dropout as dropout_module
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.checkpoints.verify import checksum
@@ -262,6 +263,34 @@ def test_dropout_is_keyed_by_seed_and_step(make_config):
         losses.add(float(sums["target_loss"].value()))
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(start.params)), "the old state is donated"
     assert len(losses) == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "variant", "sites"),
+    # Of embeddings, and in each of two layers four masks in an encoder, six in a decoder.
+    [("bert", "2l8h", 1 + 2 * 4), pytest.param("translation", "tiny", 2 + 2 * 4 + 2 * 6, marks=pytest.mark.slow)],
+)
+def test_no_two_masks_of_dropout_are_alike(make_config, monkeypatch, task, variant, sites):
+    """Of two steps, two micro-batches, two shards, and all layers, sublayers and places in them."""
+    rates = dict.fromkeys([f"model.{part}_dropout" for part in ("hidden", "attention", "mlp", "embedding")], 0.3)
+    small = {"model.num_layers": 2, "train.batch_size": 8, "train.accumulation_steps": 2, "data.sequence_length": 16}
+    config = make_config(task, variant, **rates, **small)
+    masks: set[tuple[tuple[int, ...], bytes]] = set()
+    real = dropout_module._dropped
+
+    def seen(x, seed, rate):
+        kept = real(jnp.ones_like(x), seed, rate) != 0
+        jax.debug.callback(lambda mask: masks.add((mask.shape, np.packbits(mask).tobytes())), kept)
+        return real(x, seed, rate)
+
+    monkeypatch.setattr(dropout_module, "_dropped", seen)
+    shape = (2, 1, 1)
+    state, step, batch = fresh_state(config, shape), train_step_of(config, shape), random_batch(config, 8)
+    for _ in range(2):
+        state, _ = step(state, put_batch(batch, mesh_of(*shape)))
+    jax.block_until_ready(state)
+    jax.effects_barrier()
+    assert len(masks) == 2 * 2 * 2 * sites
 
 
 def test_the_program_does_not_grow_with_depth(make_config):
