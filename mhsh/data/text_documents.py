@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 from etils import epath
 
-from mhsh.data.text_files import matching_files, text_lines, with_field
+from mhsh.data.text_files import bounded, matching_files, text_lines, with_field
 from mhsh.errors import UserError
 
 # str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
 # "\n" ends a line.
 BLANKS = " \t\r\v\f"
-_LONGEST_FILE = 1 << 28  # characters
 
 
 def read_text(argument: str) -> Iterator[str]:
@@ -25,7 +24,7 @@ def read_text(argument: str) -> Iterator[str]:
 
 def read_lines(argument: str) -> Iterator[str]:
     """Each line of files."""
-    return _of_files("lines", argument, iter)
+    return _of_files("lines", argument, lambda lines, what: iter(lines))
 
 
 def read_whole_files(argument: str) -> Iterator[str]:
@@ -61,10 +60,10 @@ def _paths(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, inner
 
 
-def _of_files(name: str, argument: str, read: Callable[[Iterable[str]], Iterator[str]]) -> Iterator[str]:
+def _of_files(name: str, argument: str, read: Callable[[Iterable[str], str], Iterator[str]]) -> Iterator[str]:
     """The documents that `read` makes of the lines of each file."""
     paths = matching_files(argument, f"data.source = {f'{name}:{argument}'!r}", "*")
-    return (text for path in paths for text in read(_prose(path, argument)))
+    return (text for path in paths for text in read(_prose(path, argument), f"a document of {path}"))
 
 
 def _prose(path: epath.Path, argument: str) -> Iterator[str]:
@@ -85,20 +84,14 @@ def _prose(path: epath.Path, argument: str) -> Iterator[str]:
 
 
 def _whole(path: epath.Path) -> str:
-    lines, size = [], 0
-    for line in text_lines(path):
-        lines.append(line)
-        size += len(line) + 1
-        if size > _LONGEST_FILE:
-            raise UserError(f"{path} is longer than {_LONGEST_FILE >> 20} million characters, too long for one document; split it")
-    return "\n".join(lines)
+    return "\n".join(bounded(text_lines(path), str(path)))
 
 
-def _up_to_blank_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Documents out of lines: a blank line ends one."""
+def _up_to_blank_lines(lines: Iterable[str], what: str) -> Iterator[str]:
+    """Documents out of lines: a blank line ends one. Errors name one by `what`."""
     for has_text, group in itertools.groupby((line.strip(BLANKS) for line in lines), bool):
         if has_text:
-            yield "\n".join(group)
+            yield "\n".join(bounded(group, what))
 
 
 def _fields(path: epath.Path, field: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from etils import epath
 from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_line, marked_encoding
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
-from mhsh.storage.files import opened
+from mhsh.storage.files import opened, whole_file
 from mhsh.storage.questions import is_file
 
 _MOST_LAYERS = 2  # of compression, one in another
 _BUFFER_BYTES = 1 << 16
-_LONGEST_LINE = 1 << 28  # what a few kilobytes unpack to may have no end
+_LONGEST = 1 << 28  # bytes of a line, or characters of lines that are kept together
 
 
 def with_field(name: str, argument: str, what: str) -> tuple[str, str]:
@@ -166,9 +166,9 @@ def text_lines(path: epath.PathLike | None) -> Iterator[str]:
 
 
 def _lines(file: io.BufferedReader, name: str) -> Iterator[str]:
-    for number, line in enumerate(iter(functools.partial(file.readline, _LONGEST_LINE), b""), 1):
-        if len(line) == _LONGEST_LINE:
-            raise UserError(f"{name} line {number} is longer than {_LONGEST_LINE >> 20} MiB; end its lines with a newline")
+    for number, line in enumerate(iter(functools.partial(file.readline, _LONGEST), b""), 1):
+        if len(line) == _LONGEST:
+            raise UserError(f"{name} line {number} is longer than {_LONGEST >> 20} MiB; end its lines with a newline")
         text = decoded_line(line, number, name)
         yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n")
 
@@ -177,7 +177,7 @@ def _wide_lines(file: io.BufferedReader, encoding: str, name: str) -> Iterator[s
     """The lines of UTF-16 or UTF-32."""
     text, number = io.TextIOWrapper(file, encoding, newline="\n"), 0
     try:
-        for number, line in enumerate(iter(functools.partial(text.readline, _LONGEST_LINE), ""), 1):  # noqa: B007
+        for number, line in enumerate(iter(functools.partial(text.readline, _LONGEST), ""), 1):  # noqa: B007
             yield line.removesuffix("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is {encoding.upper()}, but after line {number} {error.reason}; write the file again") from error
@@ -188,9 +188,22 @@ def _wide_lines(file: io.BufferedReader, encoding: str, name: str) -> Iterator[s
 def read_lines(path: epath.PathLike | None) -> list[str]:
     """All lines of a file, or of standard input if `path` is None.
 
-    Like `text_lines`, but without a carriage return at the end of a line.
+    Like `text_lines`, but without a carriage return at the end of a line. Raises UserError also
+    where they are too long together.
     """
-    return [line.removesuffix("\r") for line in text_lines(path)]
+    return [line.removesuffix("\r") for line in bounded(text_lines(path), file_name(path))]
+
+
+def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
+    """The lines, to be kept together. Raises UserError where they are too long for that: what a few
+    kilobytes unpack to may have no end.
+    """
+    size = 0
+    for line in lines:
+        size += len(line) + 1
+        if size > _LONGEST:
+            raise UserError(f"{what} is longer than {_LONGEST >> 20} million characters, too long to be read at once; split it")
+        yield line
 
 
 def read_vocabulary(path: epath.PathLike, form: str) -> str:
@@ -200,8 +213,7 @@ def read_vocabulary(path: epath.PathLike, form: str) -> str:
       form: the file name that such vocabularies have, for the error.
     """
     try:
-        with opened(path) as file:
-            return decoded(file.read(), f"the vocabulary {path}")
+        return decoded(whole_file(path), f"the vocabulary {path}")
     except FileNotFoundError:
         raise UserError(
             f"there is no vocabulary at {path}; name a {form} that exists, or empty data.vocab_path to train one"

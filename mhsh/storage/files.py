@@ -26,7 +26,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, check_bucket, is_remote
 from mhsh.storage.outage import retried
 
-_LARGEST_OBJECT = 1 << 28  # bytes of a JSON file
+_LARGEST = 1 << 26  # bytes of a file that is read as a whole
 _SECONDS_TO_REMOVE, _TIMES_GONE = 1.0, 3
 _unfinished: set[Path] = set()  # folders and files that this process has begun and not finished
 
@@ -288,6 +288,26 @@ class MissingFile(UserError):
     """The file to be read does not exist."""
 
 
+def whole_file(path: epath.PathLike) -> bytes:
+    """The bytes of a small file: JSON or a vocabulary, local or in a bucket.
+
+    Raises:
+      OSError: it cannot be opened or read; it has `strerror`.
+      UserError: it is larger than any such file, or the bucket cannot be reached.
+    """
+    if is_remote(path):
+        # In one request. Opening an object would first ask for its size, and cut to that length
+        # what another process then puts in its place.
+        with bucket_objects(path) as objects:
+            content = objects.cat_file(str(path), end=_LARGEST + 1)
+    else:
+        with _regular(path) as file:
+            content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise UserError(f"{path} has more than {_LARGEST >> 20} MiB, and no such file is as large; fetch or write it again")
+    return content
+
+
 def read_object(path: epath.PathLike) -> dict[str, Any]:
     """The object in a JSON file.
 
@@ -296,18 +316,7 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
       UserError: it cannot be read, or `parse_object` refuses it.
     """
     try:
-        if is_remote(path):
-            # In one request. Opening an object would first ask for its size, and cut to that
-            # length what another process then puts in its place.
-            with bucket_objects(path) as objects:
-                content = objects.cat_file(str(path))
-        else:
-            with _regular(path) as file:
-                content = file.read(_LARGEST_OBJECT + 1)
-        if len(content) > _LARGEST_OBJECT:
-            raise UserError(
-                f"{path} has more than {_LARGEST_OBJECT >> 20} MB, and no file of mhsh is as large; fetch or write it again"
-            )
+        content = whole_file(path)
     except FileNotFoundError as error:
         raise MissingFile(f"there is no {path}") from error
     except OSError as error:

@@ -37,6 +37,7 @@ from mhsh.storage.files import (
     make_durable,
     read_object,
     unlocked_mount,
+    whole_file,
     write_atomically,
 )
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
@@ -316,7 +317,7 @@ class RunFolder:
     def vocabulary_hash(self, config: Config) -> str | None:
         """The SHA-256, in hex, of the vocabulary's file; None if it does not exist."""
         path = self.path / vocab_file(config)
-        return hashlib.sha256(path.read_bytes()).hexdigest() if exists(path) else None
+        return hashlib.sha256(whole_file(path)).hexdigest() if exists(path) else None
 
     def vocabulary(self, config: Config) -> epath.Path | None:
         """The vocabulary's file; None if there is none yet (see `has_vocabulary`).

@@ -16,6 +16,7 @@ import pyarrow
 import pytest
 
 from mhsh.data import text_files
+from mhsh.data.text_documents import read_text, read_whole_files
 from mhsh.data.text_files import read_lines, text_lines
 from mhsh.errors import UserError
 
@@ -81,13 +82,28 @@ def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, complaint: str
 
 @pytest.mark.parametrize("pack", ["gzip", "xz", "bz2", "zstd"])
 def test_a_line_without_an_end_is_not_unpacked_into_memory(tmp_path: Path, monkeypatch, pack: str) -> None:
-    monkeypatch.setattr(text_files, "_LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(text_files, "_LONGEST", 1 << 20)
     (tmp_path / "t.txt").write_bytes(PACK[pack](b"a\n" + b"x" * (1 << 25)))
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match=r"t\.txt line 2 is longer than 1 MiB"):
             read_lines(tmp_path / "t.txt")
         assert tracemalloc.get_traced_memory()[1] < 16 << 20  # xz has a dictionary of 8 MiB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "read", [read_lines, lambda path: list(read_text(str(path))), lambda path: list(read_whole_files(str(path)))]
+)
+def test_lines_that_are_kept_together_have_a_bound(tmp_path: Path, monkeypatch, read) -> None:
+    monkeypatch.setattr(text_files, "_LONGEST", 1 << 20)
+    (tmp_path / "t.txt").write_bytes(gzip.compress((b"0123456789abcdef" * 16 + b"\n") * (1 << 14), mtime=0))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"t\.txt is longer than 1 million characters, too long to be read at once; split it"):
+            read(tmp_path / "t.txt")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from mhsh.errors import UserError
+from mhsh.storage import files
 from mhsh.storage.files import (
     MissingFile,
     check_new_file,
@@ -141,3 +142,18 @@ def test_of_two_that_make_a_folder_at_once_the_first_to_end_makes_it(tmp_path):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "file").write_text("theirs")
     assert (tmp_path / "out" / "file").read_text() == "theirs" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_a_file_that_is_read_as_a_whole_has_a_bound(tmp_path, request, monkeypatch, place):
+    folder = str(tmp_path)
+    if place == "bucket":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("bucket"))
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        folder = "gs://runs"
+    monkeypatch.setattr(files, "_LARGEST", 100)
+    for size in (100, 101):
+        write_atomically(f"{folder}/{size}.json", '{"a": 1}'.ljust(size))
+    assert read_object(f"{folder}/100.json") == {"a": 1}
+    with pytest.raises(UserError, match=r"101\.json has more than 0 MiB, and no such file is as large; fetch or write it again"):
+        read_object(f"{folder}/101.json")

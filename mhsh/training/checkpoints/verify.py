@@ -27,7 +27,7 @@ from jaxtyping import Array, UInt32
 
 from mhsh.errors import UserError
 from mhsh.storage.bucket import Refused, is_remote
-from mhsh.storage.files import make_durable, parse_object
+from mhsh.storage.files import make_durable, parse_object, whole_file
 from mhsh.storage.questions import entries, exists, is_dir, is_file
 from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
@@ -157,7 +157,7 @@ def _listed_files(path: epath.Path) -> Manifest:
     """The entries of a files.json; raises where it is none."""
     if not is_file(path):
         raise ValueError("it is no regular file")
-    listed: Manifest = parse_object(path.read_bytes(), str(path))
+    listed: Manifest = parse_object(whole_file(path), str(path))
     for name, entry in listed.items():
         if set(entry) != {"bytes", "sha256"} or any(part in ("", ".", "..") for part in name.split("/")):
             raise ValueError(f"{name!r} is no name of a file in the checkpoint")
