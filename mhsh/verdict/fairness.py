@@ -215,7 +215,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         *(record(f"version of {name}", Effect.CLOCK, "versions", name) for name in _keys_of(runs, "versions")),
         record("rematerialisation that ran", Effect.CLOCK, "remat_policy"),
         record("XLA flags in force", Effect.CLOCK, "xla_flags"),
-        row("changes in mid-run", Effect.CLOCK, lambda run: _in_mid_run(run.record.get("clock", {}))),
+        row("changes in mid-run", Effect.CLOCK, lambda run: _in_mid_run(run.recorded("clock"))),
     ]
     order = [Effect.LOSS, Effect.SIZE, Effect.CLOCK, Effect.NONE]
     return tuple(sorted(rows, key=lambda each: len(order) if each.equal else order.index(each.effect)))
@@ -359,8 +359,12 @@ def _by_step(values: Mapping[str, Any]) -> str:
     return ", ".join([first[1], *(f"after step {step} {value}" for step, value in others)])
 
 
-def _in_mid_run(clock: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of what changes seconds, by the step after which it holds: all that changed in mid-run."""
+def _in_mid_run(clock: Any) -> str | None:
+    """Of what changes seconds, by the step after which it holds: all that changed in mid-run. None:
+    an older mhsh did not record it.
+    """
+    if not isinstance(clock, Mapping) or not all(isinstance(values, Mapping) for values in clock.values()):
+        return None
     by_step = {step: flatten({"run": values, **values}) for step, values in clock.items()}
     lines = []
     for path in dict.fromkeys(path for values in by_step.values() for path in values):

@@ -71,6 +71,8 @@ def base(make_shared_run: Any) -> Run:
         "flops_per_token_forward": 1e6,
         "devices": "cpu",
         "mesh": {"data": 1},
+        "clock": {"0": {"mesh": {"data": 1}, "accumulation_steps": 1}},
+        "changed": {},
     }
     config = replace(run.config, train=replace(run.config.train, start_from="runs/before"))
     batches = {"step": run.curves["train"].x["step"], "checksum": run.curves["train"].x["step"].astype("S9")}
@@ -153,6 +155,10 @@ RECORDED: Mapping[tuple[str, ...], tuple[Any, Effect]] = {
     ("git_revision",): ("def", Effect.CLOCK),
     ("devices",): ("tpu", Effect.CLOCK),
     ("mesh",): ({"data": 2}, Effect.CLOCK),
+    ("clock", "100"): ({"mesh": {"data": 1}, "accumulation_steps": 2}, Effect.CLOCK),
+    ("clock", "200"): ({"mesh": {"data": 1}, "accumulation_steps": 1}, Effect.NONE),
+    ("clock",): ("damaged", Effect.CLOCK),  # nobody knows
+    ("changed", "100"): ({"train.log_interval": 7}, Effect.NONE),
     ("status",): ("stopped", Effect.NONE),
     ("compile_seconds",): (9.0, Effect.NONE),
     ("xla_flags", "XLA_FLAGS"): ("--xla_a=1", Effect.CLOCK),
