@@ -56,6 +56,9 @@ def run_maker(parent: Path, make_config: Callable[..., Config]) -> MakeRun:
     ) -> Path:
         sections = {"model": model, "optimizer": optimizer, "data": data, "train": training}
         changed = {f"{name}.{field}": value for name, fields in sections.items() for field, value in (fields or {}).items()}
+        end = max(len(train), 10 * len(validation))
+        if end:  # as a finished run's rows end
+            changed = {"train.num_steps": end, "optimizer.warmup_steps": 0, "optimizer.decay_steps": 0} | changed
         # The heads are those named, not regrouped once more.
         config = make_config("bert", "2l8h", **{"model.heads_per_layer": 0}, **changed)
         with mock.patch("os.fsync"):  # these files need not survive a power cut

@@ -46,9 +46,9 @@ def _write_run(path: Any, cell: Cell, loss: float) -> None:
     gave_up = loss != loss
     status = {"status": "stopped", "outcome": DIVERGED} if gave_up else {"status": "finished"}
     folder.write_run({**status, "data": {"unigram_entropy": ENTROPY}, "parameters": {"total": 1000}, **TRAINED_ALIKE})
-    tokens = cell.settings.get("budget", 10)
-    for step, value in enumerate([5.0, loss], 1):
-        row = {"step": step, "tokens": tokens * step, "flops": 100 * step, "seconds": 0.5 * step, "loss": value}
+    tokens, end = cell.settings.get("budget", 10), cell.config.train.num_steps
+    for half, value in enumerate([5.0, loss], 1):
+        row = {"step": half * end // 2, "tokens": tokens * half, "flops": 100 * half, "seconds": 0.5 * half, "loss": value}
         folder.append_metrics([row | {"split": "train"}])
         if not gave_up:
             folder.append_metrics([row | {"split": "validation"} | VALIDATED_ALIKE])

@@ -34,7 +34,7 @@ class Question(NamedTuple):
     with_pretraining: bool = False
 
 
-EXAMPLES = ("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare sweep --over=lr")
+EXAMPLES = ("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare sweep --measure=bleu")
 
 
 def run(
@@ -59,7 +59,8 @@ def run(
 
     Args:
       paths: runs, sweeps and folders that hold runs, or files of mhsh bench
-      over: take each shape at its own best value of this FIELD, such as lr
+      over: take each shape at its own best value of this FIELD, such as lr; by default as the
+        plan of the sweep says, and with none each value by itself
       by: compare by these swept FIELD,..., once for each setting of the others
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
       measure: what is tested: loss, or a metric such as bleu
@@ -150,14 +151,14 @@ def _make_run_report(question: Question) -> Report:
     from mhsh.verdict.experiment import load_experiment
     from mhsh.verdict.fairness import treatment_of
     from mhsh.verdict.findings import compare, judge_page
-    from mhsh.verdict.tuning import tune
+    from mhsh.verdict.tuning import tune_sections
 
     experiment = load_experiment(question.paths, question.with_pretraining)
     treatment = treatment_of(experiment.axes, question.treatment)
     comparisons = []
-    for words, section in experiment.sections(question.by).items():
-        tuned = tune(section, question.over, question.choosing_seeds) if question.over is not None else section
-        comparisons.append(compare(tuned, question.measure, question.target, question.baseline, treatment, words))
+    sections = tune_sections(experiment, question.by, question.over, question.choosing_seeds, question.measure)
+    for words, section in sections.items():
+        comparisons.append(compare(section, question.measure, question.target, question.baseline, treatment, words))
     judged, changes = judge_page(comparisons)
     return build_report(judged, changes, question.with_pretraining)
 

@@ -25,7 +25,7 @@ from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.storage.questions import exists
 from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, families, fields_of, parents, parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Choosing, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
@@ -89,7 +89,8 @@ def run(
     folder = SweepFolder(workdir)
     if refine:
         parsed = _with_values_of(folder, parsed, over)
-    plan = make_plan(parsed, config.fields)
+    choosing = Choosing(over, choosing_seeds) if over is not None else None
+    plan = make_plan(parsed, config.fields, choosing)
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if over is not None:
         choices = tune(planned_experiment(plan), over, choosing_seeds).choices
@@ -115,7 +116,7 @@ def run(
             break
         print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
         parsed = _with_values(parsed, over, added)
-        plan = make_plan(parsed, config.fields)
+        plan = make_plan(parsed, config.fields, choosing)
     _write_report(folder, over, choosing_seeds)
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
 
@@ -150,7 +151,7 @@ def _exit_status(folder: SweepFolder, share: Sequence[Cell], over: str | None, c
     if states[STOPPED] or states[RUNNING]:
         return os.EX_TEMPFAIL
     files = with_flags([entry for cell in share for entry in named_entries(cell.config)])
-    again = f"mhsh compare {shlex.quote(str(folder.path))}{f' --over={over}' if over else ''}{files}"
+    again = f"mhsh compare {shlex.quote(str(folder.path))}{files}"
     print(f"next: {again} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
     return 0
 
@@ -207,13 +208,13 @@ def _with_values_of(folder: SweepFolder, axes: Sequence[Axis], over: str | None)
     return _with_values(axes, over, [value for value in values if isinstance(value, int | float)])
 
 
-def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any]) -> Plan:
+def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Choosing | None = None) -> Plan:
     """Every cell with its cost. Raises UserError naming the cell that is wrong."""
     from mhsh.models.costs import run_cost
 
     cells = cells_of(axes, fields, lambda config: run_cost(config)._asdict())
     shorter = parents(cells)
-    return Plan(tuple(axes), tuple(_without_copied_steps(cell, shorter.get(cell.name)) for cell in cells))
+    return Plan(tuple(axes), tuple(_without_copied_steps(cell, shorter.get(cell.name)) for cell in cells), choosing)
 
 
 def _without_copied_steps(cell: Cell, parent: Cell | None) -> Cell:

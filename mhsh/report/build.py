@@ -164,9 +164,14 @@ def _cost(values: Values, axis: str) -> Cell:
     known = [value for value in costs if math.isfinite(value)]
     if not known or len(known) < len(costs):
         return Cell("not reached", note=f"{len(known)} of {len(costs)}" if known else "")
-    mean = math.fsum(known) / len(known)
-    words = text.duration(mean) if axis == "seconds" else text.count(round(mean))
-    return Cell(f"{'at most ' * bool(values.at_most)}{words}", value=mean)
+    cost = estimate(known)
+
+    def words(value: float) -> str:
+        rounded = float(f"{value:.3g}")  # it lies between two evaluations: three digits say enough
+        return text.duration(rounded) if axis == "seconds" else text.count(round(rounded))
+
+    note = format_range(max(0.0, cost.low), cost.high, words) if cost.has_interval else ""
+    return Cell(f"{'at most ' * bool(values.at_most)}{words(cost.mean)}", note=note, value=cost.mean)
 
 
 def _measures_table(section: _Section) -> Table:
@@ -382,16 +387,16 @@ def _budgets(sections: Sequence[_Section]) -> list[Points]:
 
 
 def _sensitivity(section: _Section, field: str) -> Points:
-    grids = [group.choice.losses if group.choice else {} for group in section.groups]
+    grids = [group.choice.measured if group.choice else {} for group in section.groups]
     series = []
     for place, (grid, group) in enumerate(zip(grids, section.groups, strict=True)):
         points = [_spanned(value, list(losses.values())) for value, losses in sorted(grid.items()) if losses]
         series.append(Series(group.name, tuple(points), group=section.first_group + place))
     note = "Mean over the choosing seeds that trained, with the lowest and the highest of them."
     ticks = _ticks(value for grid in grids for value in grid)
-    return Points(
-        f"{section.prefix}Loss against {field}", field, "validation loss", tuple(series), log_x=True, ticks=ticks, note=note
-    )
+    measure = section.comparison.measured.measure.name
+    title = f"{section.prefix}{'Loss' if measure == 'validation loss' else measure} against {field}"
+    return Points(title, field, measure, tuple(series), log_x=True, ticks=ticks, note=note)
 
 
 def _against(section: _Section, path: str) -> Points | None:

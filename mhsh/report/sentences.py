@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from mhsh.storage import outcome
@@ -20,7 +21,6 @@ from mhsh.verdict.findings import (
     Change,
     Comparison,
     Finding,
-    lower_is_better,
 )
 
 
@@ -51,8 +51,8 @@ def _single_title(comparison: Comparison, finding: Finding, base: Group) -> str:
     if finding.verdict == UNTRAINED:
         return f"{_trained_words(group)} and {_trained_words(base)}{_fisher_words(finding)}: their losses are not compared"
     if apart is None or own is None or theirs is None:
-        waiting = [each.name for each in (group, base) if not each.trained]
-        return f"No verdict yet: no run of {format_list(waiting)} has ended"
+        waiting = [each.name for each, known in ((group, own), (base, theirs)) if known is None]
+        return f"No verdict yet: no run of {format_list(waiting)} has ended with a {name}"
     values = f"{name} {format_loss(own.mean)} against {format_loss(theirs.mean)}"
     unfair = "" if _fair(comparison, finding) else f"; but {_doubt(comparison, finding)}"
     if finding.verdict in (LOWER, HIGHER):
@@ -79,7 +79,7 @@ def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Gr
     for verdict, one, several in (
         (LEVEL, "does not differ significantly", "do not differ significantly"),
         (TOO_FEW_SEEDS, "has too few seeds for a verdict", "have too few seeds for a verdict"),
-        (UNMEASURED, "has no run that has ended", "have no run that has ended"),
+        (UNMEASURED, "has no value yet", "have no value yet"),
     ):
         tell([finding.group.name for finding in findings if finding.verdict == verdict], one, several)
     stuck = [group for group in (base, *(finding.group for finding in findings)) if group.untrained]
@@ -108,6 +108,10 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
     for finding in findings:
         yield from _pairing(comparison, finding)
+    unknown = [each.group.name for each in findings if comparison.sampling_error(groups.index(each.group)) == math.inf]
+    if unknown:
+        others = "what other validation rows may change is not known: not all runs have as many parts of the last validation loss"
+        yield f"{format_names(unknown)} and {groups[comparison.baseline].name}: {others}."
     if any(finding.verdict == TOO_FEW_SEEDS for finding in findings):
         yield TOO_FEW
     yield from _overlaps(groups)
@@ -144,7 +148,8 @@ def change_words(change: Change) -> str:
     before, after = map(format_signed, change.means)
     move = f"the difference goes from {before} to {after}, by {format_signed(apart.mean)}{interval}"
     chance = "" if apart.is_significant else ", which may be chance"
-    return f"{change.relation} ({names}): from {change.first} to {change.other} {move}{chance}."
+    unfair = f"; but not comparable: different {format_list(change.unequal)}" if change.unequal else ""
+    return f"{change.relation} ({names}): from {change.first} to {change.other} {move}{chance}{unfair}."
 
 
 def fairness_words(fairness: Fairness, better: bool | None = None) -> str:
@@ -201,13 +206,14 @@ def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     field = choice.over.split(".")[1]
     if choice.optimum is None:
         return
-    low, high = min(choice.losses), max(choice.losses)
-    yield f"{group.name} is at its best {field}, {choice.optimum.rate:g} of {low:g} to {high:g}, by {choice.trials} trials."
+    low, high = min(choice.measured), max(choice.measured)
+    by = "" if choice.measure == "validation loss" else f" {choice.measure} of"
+    yield f"{group.name} is at its best {field}, {choice.optimum.rate:g} of {low:g} to {high:g}, by{by} {choice.trials} trials."
     if choice.optimum.at_edge:
         yield f"{group.name}: its best {field} is at the edge of those tried; one beyond it may be better by any amount."
     if not choice.is_final:
         left = f"{len(choice.choosing) - choice.trials} of {len(choice.choosing)} choosing runs have not ended"
-        yield f"{group.name}: {left}; its {field} may change."
+        yield f"{group.name}: {left}; its {field} may change. If fewer seeds chose, say so with --choosing-seeds."
 
 
 def _seed_words(members: Iterable[Member]) -> str:
@@ -257,7 +263,7 @@ def _better(comparison: Comparison, finding: Finding) -> bool | None:
     """Whether the group ends better than the baseline; None if that is not known."""
     if finding.difference is None:
         return None
-    return (finding.difference.mean < 0) == lower_is_better(comparison.measured.measure.key)
+    return (finding.difference.mean < 0) == comparison.measured.measure.lower_is_better
 
 
 def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """The folder of a sweep: what a sweep writes, and how it is read.
 
-    plan.json               the axes and every cell: settings, config, cost
+    plan.json               the axes, what is chosen, and every cell: settings, config, cost
     runs/CELL/              the cell's run folder
     logs/CELL.out, .err     what its processes printed; .err is locked while one is running
     ends/CELL.json          how its last process ended
@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -49,12 +49,20 @@ _FOLDERS = ("runs", "logs", "ends")
 RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
+class Choosing(NamedTuple):
+    """That each setting has its own best value of a field, by some of the seeds."""
+
+    over: str  # as --over named it
+    seeds: int | None  # how many choose; None: half of them
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a sweep is."""
+    """What a sweep is, and how it is judged."""
 
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]
+    choosing: Choosing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +113,13 @@ class SweepFolder:
             version = check_version(fields, path)
             axes = tuple(Axis(current_path(axis["path"], version), tuple(axis["values"])) for axis in fields["axes"])
             cells = tuple(_read_cell(cell, path, version) for cell in fields["cells"])
+            chosen = fields.get("choosing")  # absent from plans of before
+            choosing = Choosing(current_path(chosen["over"], version), chosen["seeds"]) if chosen else None
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except (KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged: {error!r}; put it back from a copy") from error
-        return Plan(axes, cells)
+        return Plan(axes, cells, choosing)
 
     def run_folder(self, name: str) -> RunFolder:
         """The cell's run folder, which may not be there yet."""
@@ -197,8 +207,13 @@ class SweepFolder:
         return False
 
     def _check_holds_part_of(self, plan: Plan) -> None:
-        wanted = {cell.name: cell.config for cell in plan.cells}
-        for cell in self.read_plan().cells:
+        wanted, held = {cell.name: cell.config for cell in plan.cells}, self.read_plan()
+        if held.choosing and held.choosing != plan.choosing:
+            raise UserError(
+                f"{self.path} was planned with {_flags(held.choosing)}, and what chooses is not changed afterwards; give that, "
+                "or choose another --workdir"
+            )
+        for cell in held.cells:
             if cell.name not in wanted:
                 raise UserError(
                     f"{self.path} holds another sweep, whose cell {cell.name} is not in this one; a sweep can grow, not shrink: "
@@ -224,9 +239,15 @@ def _read_cell(cell: Mapping[str, Any], path: str, version: int) -> Cell:
     return Cell(cell["name"], settings, from_record(cell["config"], path), cell["cost"])
 
 
+def _flags(choosing: Choosing) -> str:
+    seeds = "" if choosing.seeds is None else f" --choosing-seeds={choosing.seeds}"
+    return f"--over={choosing.over}{seeds}"
+
+
 def _plan_fields(plan: Plan) -> dict[str, Any]:
     return {
         **WRITER,
+        "choosing": plan.choosing._asdict() if plan.choosing else None,
         "axes": [{"path": axis.path, "values": list(axis.values)} for axis in plan.axes],
         "cells": [
             {"name": cell.name, "settings": dict(cell.settings), "config": to_record(cell.config), "cost": dict(cell.cost)}

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mhsh import __version__
 from mhsh.config.schema import Config
@@ -98,7 +100,19 @@ def numerics(config: Config) -> dict[str, Any]:
     """The settings of jax, XLA and NVIDIA's libraries that change numbers."""
     return {
         **{name: jax.config.values[name] for name in _NUMERIC_SETTINGS},
+        "product_bits": product_bits(),
         "xla_flags": numeric_flags(config.train.xla_flags),
         # 0: no TF32 in cuBLAS and cuDNN, whatever else is set.
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }
+
+
+@functools.cache
+def product_bits() -> int:
+    """How many of the 23 bits of a fraction in float32 a product of matrices keeps by default on
+    this device: measured, as the settings say `default` everywhere. 10 is TF32, 7 bfloat16.
+    """
+    bits = 1 + np.arange(128) % 23
+    exact = np.diag(1 + 0.5**bits).astype(np.float32)
+    found = np.asarray(jax.jit(jnp.matmul)(exact, np.eye(128, dtype=np.float32)))
+    return int(max(bits[np.diag(found) == np.diag(exact)], default=0))

@@ -35,8 +35,8 @@ DIFFERENCE_RULE = (
     f"alone has). Its interval is {WIDENING} times as wide as Student's, and wider still by what other validation rows may change "
     "(half of Student's interval over twenty parts of these rows), by the last digit of the losses and by what the grid of a "
     "tuned field may hide. A difference is significant if its p-value is at most 5 % after Holm's correction (1979) for all "
-    "groups that are compared with the baseline. The p-value is that of the interval: 5 % where its end is zero. It takes "
-    f"{MIN_SEEDS} seeds."
+    "groups that are compared with the baseline. The p-value is that of the interval: 5 % where its end is zero; where all "
+    f"seeds differ by the same it is that of the sign test. It takes {MIN_SEEDS} seeds."
 )
 TOO_FEW = f"Fewer than {MIN_SEEDS} seeds cannot tell a difference from chance."
 
@@ -115,7 +115,12 @@ def difference(
     scale = max(map(abs, (*values.values(), *baseline.values())))
     if len(common := values.keys() & baseline.keys()) > 1:
         mean, error = _mean_and_error([values[key] - baseline[key] for key in common], scale)
-        return _estimate(mean, error, len(common), slack, paired=True)
+        found = _estimate(mean, error, len(common), slack, paired=True)
+        # Equal differences are evidence, but of seeds that change nothing.
+        spread = all(len({group[key] for key in common}) > 1 for group in (values, baseline))
+        if found.has_interval or not spread or len(common) < MIN_SEEDS or -slack[1] <= mean <= slack[0]:
+            return found
+        return dataclasses.replace(found, p_value=0.5 ** (len(common) - 1))
     (ours, our_error), (theirs, their_error) = (_mean_and_error(tuple(group.values()), scale) for group in (values, baseline))
     # Welch's own degrees of freedom cover too seldom where the smaller group has the wider spread.
     return _estimate(ours - theirs, math.hypot(our_error, their_error), min(len(values), len(baseline)), slack)

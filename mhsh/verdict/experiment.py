@@ -22,8 +22,9 @@ from mhsh.storage import outcome
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import absolute
 from mhsh.storage.questions import exists
+from mhsh.storage.run_folder import METRICS_FILE
 from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Choosing, Plan, SweepFolder
 from mhsh.text import format_list, numbered, sanitize
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.runs import Run, distinct_names, load_runs, real_path, with_pretraining
@@ -31,6 +32,7 @@ from mhsh.verdict.runs import Run, distinct_names, load_runs, real_path, with_pr
 TRAINED = "trained"
 STUCK = "on the unigram plateau"
 DIVERGED = "diverged"
+CUT = "without last rows"
 
 GROUP_RULE = (
     "Runs are one group if their configs are equal in every field but the seeds, and the runs that they start from likewise. The "
@@ -40,8 +42,8 @@ GROUP_RULE = (
 )
 OUTCOME_RULE = (
     "A run has trained if it made all its steps and left the unigram plateau, or if no entropy is recorded to judge by. "
-    f"{outcome.PLATEAU_RULE} A run that failed for another reason, is not finished, was lost or was not named says nothing about "
-    "its config; it is counted as missing. "
+    f"{outcome.PLATEAU_RULE} A run that failed for another reason, is not finished, was lost (or its last rows) or was not named "
+    "says nothing about its config; it is counted as missing. "
 )
 
 
@@ -73,7 +75,7 @@ class Member:
 
     @functools.cached_property
     def state(self) -> str:
-        """TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED or WAITING."""
+        """TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED, WAITING or CUT."""
         kind, run = self.cell.state.kind if self.cell else FINISHED, self.run
         if kind == GAVE_UP or (run is not None and run.recorded("outcome") == outcome.DIVERGED):
             return DIVERGED
@@ -82,8 +84,10 @@ class Member:
         if run is None or not run.has_logged:
             return WAITING
         status = run.recorded("status")
-        if status != "finished" and run.spent("step") != self.config.train.num_steps:
+        if status != "finished" and (run.end != self.config.train.num_steps or run.is_cut):
             return RUNNING if status == "running" else STOPPED
+        if run.is_cut and run.outcome != outcome.DIVERGED:
+            return CUT
         return {outcome.ON_PLATEAU: STUCK, outcome.DIVERGED: DIVERGED}.get(run.outcome, TRAINED)
 
     @property
@@ -99,7 +103,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """The best rate of a grid. Losses are in the unit of the losses given."""
+    """The best rate of a grid. Losses are in the unit of those given."""
 
     rate: float
     loss: float  # mean over the choosing seeds
@@ -114,7 +118,8 @@ class Choice:
     """How the value of one group was chosen."""
 
     over: str  # the field's path
-    losses: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by value
+    measure: str  # by which it was chosen, as in `validation loss`
+    measured: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by each value that was tried
     optimum: Optimum | None  # None: at no value all choosing runs trained
     trials: int  # choosing runs that have ended
     choosing: tuple[str, ...]  # names of the choosing runs
@@ -147,7 +152,7 @@ class Group:
 
     @property
     def hidden(self) -> float:
-        """How much lower its loss may be at a value that was not tried, in nats; inf: no bound."""
+        """How much better its measure may be at a value that was not tried; inf: no bound."""
         if self.choice is None:
             return 0.0
         return self.choice.optimum.hidden_upper if self.choice.optimum else math.inf
@@ -186,6 +191,7 @@ class Experiment:
     groups: tuple[Group, ...]  # in the order of their first runs
     axes: tuple[Axis, ...]  # of all sweeps, without seeds
     problems: tuple[str, ...]  # a line each
+    choosing: Mapping[str, Choosing] = dataclasses.field(default_factory=dict)  # as planned, by the paths of sweeps named whole
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -249,7 +255,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     runs started from.
     """
     named = load_runs(paths)
-    cells, axes, problems = _planned(paths, [real_path(run.path) for run in named.runs])
+    cells, axes, choosing, problems = _planned(paths, [real_path(run.path) for run in named.runs])
     runs = {real_path(run.path): run for run in named.runs}
     beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, "config.json"))])
     every = runs | {real_path(run.path): run for run in beside.runs}
@@ -279,8 +285,10 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
         if planned is not None:
             is_named = path in runs or (cell is not None and cell.is_named)
             members.append(Member(Path(path).name, planned.config, run, is_named, cell))
+            if run is not None and members[-1].state == CUT and not run.problems:
+                problems.append(f"{run.path} ended at step {run.end:g}, and its last rows are lost; put {METRICS_FILE} back")
     groups, equal = _groups(members)
-    return Experiment(groups, axes, tuple(map(sanitize, (*problems, *equal))))
+    return Experiment(groups, axes, tuple(map(sanitize, (*problems, *equal))), choosing)
 
 
 def planned_experiment(plan: Plan) -> Experiment:
@@ -294,14 +302,18 @@ def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
     return {path: value for path, value in settings.items() if path not in SEEDS}
 
 
-def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tuple[dict[str, Cell], tuple[Axis, ...], list[str]]:
+def _planned(
+    paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]
+) -> tuple[dict[str, Cell], tuple[Axis, ...], dict[str, Choosing], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
-    the sweeps that `runs` belong to the cells with the settings of these runs.
+    the sweeps that `runs` belong to the cells with the settings of these runs. And their axes, how
+    the sweeps in `paths` choose, and a line for each plan that could not be read.
     """
     whole = {real_path(absolute(path)) for path in paths}
     owners = [str(Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
     cells: dict[str, Cell] = {}
     axes: dict[str, Axis] = {}
+    choosing: dict[str, Choosing] = {}
     problems: list[str] = []
     for sweep in dict.fromkeys([*whole, *owners]):
         if is_remote(sweep) or not exists(epath.Path(sweep, "plan.json")):
@@ -312,6 +324,8 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
         except UserError as error:
             problems.append(str(error))
             continue
+        if sweep in whole and plan.choosing:
+            choosing[sweep] = plan.choosing
         for axis in plan.axes:
             if axis.path not in SEEDS:
                 known = axes[axis.path].values if axis.path in axes else ()
@@ -322,7 +336,7 @@ def _planned(paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]) -> tu
             settings = _without_seeds(cell.settings)
             if sweep in whole or settings in named:
                 cells[path] = Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
-    return cells, tuple(axes.values()), problems
+    return cells, tuple(axes.values()), choosing, problems
 
 
 def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
@@ -337,7 +351,10 @@ def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
         for member in (members[index] for index in indices):
             curve = _curve_bytes(member.run)
             first = seen.setdefault(curve, member.run) if member.run is not None and curve is not None else member.run
-            if first is member.run:
+            copied = next((each.run for each in different if _are_copies(each.run, member.run)), None)
+            if first is member.run and copied is not None and member.run is not None:
+                lines.append(f"{member.run.path}: its batches are those of {copied.path}, of another data seed; they count as one")
+            elif first is member.run:
                 different.append(member)
             elif member.run is not None and first is not None:
                 lines.append(f"{member.run.path}: every digit of its curves equals {first.path}; they count as one run")
@@ -410,6 +427,16 @@ def _curve_bytes(run: Run | None) -> bytes | None:
     if sum(int(np.isfinite(curve.loss).sum()) for curve in curves) < 2:
         return None
     return b"|".join(values.tobytes() for curve in curves for values in (curve.x["step"], curve.loss))
+
+
+def _are_copies(one: Run | None, other: Run | None) -> bool:
+    """Whether two runs of different data seeds have equal batches at the steps that both logged:
+    one is a copy of the other, with its seed edited.
+    """
+    if one is None or other is None or one.config.data.seed == other.config.data.seed:
+        return False
+    both, ours, theirs = np.intersect1d(one.batches["step"], other.batches["step"], return_indices=True)
+    return len(both) > 1 and bool((one.batches["checksum"][ours] == other.batches["checksum"][theirs]).all())
 
 
 def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str]:

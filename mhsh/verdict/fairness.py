@@ -18,11 +18,12 @@ from mhsh.config.schema import OBJECTIVES, Config, ModelConfig
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError, closest
-from mhsh.sweep.axes import BUDGET, Axis, fields_of
+from mhsh.sweep.axes import BUDGET, SEEDS, Axis, fields_of
 from mhsh.text import format_recorded, sanitize
 from mhsh.verdict.experiment import Group, other_files
 from mhsh.verdict.runs import Ancestor, Run
 
+_CPU_BITS = 23  # of a fraction in float32, all of which a CPU's products keep
 PARAMETER_MARGIN = 0.02  # by which one count may exceed the other
 
 SHAPE = "shape"  # as a treatment: every field whose role is `shape`
@@ -104,6 +105,10 @@ _OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mes
 _DATA_SEEDS = "data seeds"
 # What another data seed changes.
 _FOLLOW_THE_SEED = ("data", "order of the data (batches at equal steps)", "validation batches")
+
+# Config fields beside those of `data` that change which batches a run has.
+_OF_BATCHES = ("train.batch_size", "train.accumulation_steps", "train.eval_batches")
+_TOKENS = "tokens seen"
 
 # Asked for: a field whose `auto` becomes something else when a run starts. run.json says what ran.
 _ASKED_FOR = "model.remat_policy"
@@ -198,7 +203,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         row("validation batches", Effect.LOSS, lambda run: ", ".join(run.validated) or "none"),
         row(_DATA_SEEDS, Effect.LOSS, lambda run: run.config.data.seed),
         *([] if SHAPE in treatment else [settings(SHAPE)]),
-        row("tokens seen", Effect.LOSS, lambda run: _whole(run.spent("tokens"))),
+        row(_TOKENS, Effect.LOSS, lambda run: _whole(run.spent("tokens"))),
         record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
         *(record(f"{part} parameters", _part_effect(part), "parameters", part) for part in _keys_of(runs, "parameters")),
         record("weight-decayed parameters", Effect.SIZE, "weight_decayed_parameters"),
@@ -208,7 +213,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         row("training seeds", Effect.NONE, lambda run: run.config.train.seed),
         row("code that decides losses", Effect.LOSS, lambda run: _by_step(run.record["code"])),
         row("files of your own", _files_effect(runs), _files),
-        row("numeric settings", Effect.LOSS, lambda run: _by_step(run.record["numerics"])),
+        row("numeric settings", Effect.LOSS, _numerics),
         record("code revision", Effect.CLOCK, "git_revision"),
         record("devices", Effect.CLOCK, "devices"),
         record("mesh", Effect.CLOCK, "mesh"),
@@ -222,13 +227,13 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
 
 
 def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_TREATMENT, tuned: str = "") -> Fairness:
-    """What the runs of two groups differ in: replicate by replicate where both have one, else all
-    of one against all of the other. The field `tuned`, of which each group has its best value, is
-    no factor.
+    """What the runs of two groups differ in: replicate by replicate where they have two or more in
+    common, as their difference is taken, else all of one against all of the other. The field
+    `tuned`, of which each group has its best value, is no factor.
     """
     ours, theirs = group.by_replicate, baseline.by_replicate
     pairs = [([ours[replicate]], [theirs[replicate]]) for replicate in ours if replicate in theirs]
-    pairs = pairs or [([*ours.values()], [*theirs.values()])]
+    pairs = pairs if len(pairs) > 1 else [([*ours.values()], [*theirs.values()])]
     rows = [row for pair in pairs if all(pair) for row in find_conditions(pair, treatment) if not row.equal]
     differing = {effect: {row.name: row for row in rows if row.effect is effect} for effect in Effect}
     unequal = [*differing[Effect.LOSS]]
@@ -240,6 +245,25 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
         tuple(differing[Effect.CLOCK]),
         max((_excess(*row.counts) for row in differing[Effect.SIZE].values()), key=abs, default=0.0),
     )
+
+
+def unequal_sections(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
+    """What makes a change from one section to another incomparable, by the groups that stand for
+    each other: what differs beside the config, which is what the sections are meant to differ in,
+    and what follows from it.
+    """
+    found: dict[str, None] = {}
+    for one, other in pairs:
+        ours, theirs = flatten(one.config), flatten(other.config)
+        differing = [path for path in ours if ours[path] != theirs.get(path) and path not in SEEDS]
+        meant = [_TOKENS] if "train.num_steps" in differing else []
+        if any(path.startswith("data.") or path in _OF_BATCHES for path in differing):
+            meant += [_TOKENS, *_FOLLOW_THE_SEED]
+        unit = other_unit([*one.runs, *other.runs])
+        unequal = fairness(other, one, (SHAPE, *differing)).unequal
+        found |= dict.fromkeys([unit.removeprefix("the ").removesuffix(" differs")] if unit else [])
+        found |= dict.fromkeys(name for name in unequal if name not in meant)
+    return tuple(found)
 
 
 def other_unit(runs: Sequence[Run]) -> str:
@@ -319,6 +343,17 @@ def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data, tokens = str(parent.fingerprint)[:8], _whole(parent.spent["tokens"])
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
+
+
+def _numerics(run: Run) -> str:
+    """What ran, with the precision of products: where that is not recorded, the device's own, which
+    is known of a CPU alone.
+    """
+    device = run.recorded("devices", "kind")
+    bits = _CPU_BITS if run.recorded("devices", "platform") == "cpu" else f"not recorded, on {device}"
+    known = run.record["numerics"].items() if device is not None else ()
+    values = {step: {"product_bits": bits, **value} for step, value in known if isinstance(value, Mapping)}
+    return _by_step({step: dict(sorted(value.items())) for step, value in values.items()} or run.record["numerics"])
 
 
 def _files(run: Run) -> str:

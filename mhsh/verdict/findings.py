@@ -13,7 +13,7 @@ from mhsh.storage.files import absolute
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fisher, holm, known_estimate
 from mhsh.verdict.experiment import Experiment, Group
-from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit
+from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit, unequal_sections
 from mhsh.verdict.outcomes import LOSS, Measured, measure_all, sampling_error
 
 # The verdicts on a group against the baseline.
@@ -34,7 +34,8 @@ TREND_RULE = (
     "Where several sweeps or settings are compared, each has its own baseline. A change is that of the difference to the baseline, "
     "seed by seed over the seeds in common, from the first to one that is another sweep or has another setting, of two groups "
     "that stand to their baselines alike: they have one name, or they alone have as many heads a layer, or all heads in as many "
-    "layers. It is tested with the findings of the page."
+    "layers. It is tested with the findings of the page. It is comparable if nothing differs between the sections but their "
+    "configs and what follows from these: not the code, the numeric settings, or the text and batches of equal configs."
 )
 
 
@@ -72,8 +73,11 @@ class Comparison:
         return ", ".join(self.section)
 
     def hidden(self, place: int) -> tuple[float, float]:
-        """How much lower a group and the baseline may be where they are tuned on a finer grid."""
-        return self.experiment.groups[place].hidden, self.experiment.groups[self.baseline].hidden
+        """How much lower a group and the baseline may be where they are tuned on a finer grid; of a
+        measure of which more is better, how much lower the other one may be beside them.
+        """
+        ours, theirs = self.experiment.groups[place].hidden, self.experiment.groups[self.baseline].hidden
+        return (ours, theirs) if self.measured.measure.lower_is_better else (theirs, ours)
 
     def sampling_error(self, place: int) -> float:
         """How far its difference to the baseline may be off because validation is a sample."""
@@ -90,6 +94,7 @@ class Change:
     groups: tuple[str, str]
     means: tuple[float, float]  # of the two differences, over the replicates that both have
     estimate: Estimate
+    unequal: tuple[str, ...]  # what makes the two sections incomparable
 
 
 def compare(
@@ -202,7 +207,10 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
             apart = difference(theirs, ours, resolution=resolution, hidden=(high + first_low, low + first_high))
             means = statistics.fmean(ours[each] for each in both), statistics.fmean(theirs[each] for each in both)
             names = group.name, other.experiment.groups[counterplace].name
-            changes.append(Change(_relation(first, place), first.name, other.name, names, means, apart))
+            alike = (place, counterplace), (first.baseline, other.baseline)
+            pairs = [(first.experiment.groups[one], other.experiment.groups[two]) for one, two in alike]
+            unequal = unequal_sections(pairs)
+            changes.append(Change(_relation(first, place), first.name, other.name, names, means, apart, unequal))
     return changes
 
 
@@ -246,8 +254,3 @@ def _relation(comparison: Comparison, place: int) -> str:
     if model.num_layers < base.num_layers:
         return format_list([f"{model.num_layers} layer{'s' * (model.num_layers > 1)}", *schemes])
     return format_list([f"{model.num_heads} head{'s' * (model.num_heads > 1)} a layer", *schemes])
-
-
-def lower_is_better(measure: str) -> bool:
-    """Whether smaller values of a metric are better: of losses and perplexities."""
-    return measure == LOSS or measure.endswith(("loss", "perplexity"))

@@ -14,7 +14,7 @@ from mhsh.errors import UserError, closest
 from mhsh.storage.outcome import smoothed_final
 from mhsh.verdict.estimate import Replicate, sampling_half
 from mhsh.verdict.experiment import Experiment, Group
-from mhsh.verdict.runs import AXES, OWN_STEP, Curve, Run
+from mhsh.verdict.runs import AXES, Curve, Run
 
 LOSS = "loss"
 
@@ -25,7 +25,8 @@ MEASURE_RULE = (
 )
 TARGET_RULE = (
     "A run reaches the target between the last common evaluation above it and the first one at or below it; the place between them "
-    "is interpolated linearly. Where no evaluation above it comes before, the run took at most that long. Unless --target is "
+    "is interpolated linearly. Where no evaluation above it comes before, or no common one is at or below it and one of its own "
+    "is, the run took at most that long. Unless --target is "
     "given, the target is the highest final loss of the runs that trained."
 )
 
@@ -44,13 +45,22 @@ class Measure:
         what = self.key.replace("_", " ")
         return f"{'validation' if self.split == 'validation' else 'training'} {what}"
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Of losses and perplexities."""
+        return self.key == LOSS or self.key.endswith(("loss", "perplexity"))
+
+    def of(self, run: Run) -> float:
+        """Its value where the run ended; nan if there is none."""
+        return final_value(run, self.key, self.split)
+
 
 @dataclasses.dataclass(frozen=True)
 class Values:
     """What was measured of one group, by replicate; of the runs that trained alone."""
 
     final: Mapping[Replicate, float]  # the primary measure
-    loss_parts: Mapping[Replicate, np.ndarray]  # Run.loss_parts where that loss is the primary measure, else empty
+    loss_parts: Mapping[Replicate, np.ndarray]  # Run.loss_parts; none of another primary measure
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
     costs: Mapping[str, Mapping[Replicate, float]]  # by axis, to reach the target; nan: not reached
     at_most: frozenset[Replicate]  # whose costs are upper bounds: no evaluation above the target came before
@@ -73,28 +83,48 @@ def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = 
     """
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
-    runs = [member.run for group in experiment.groups for member in group.trained if member.run is not None]
-    split = "validation" if all(len(run.curves["validation"]) for run in runs) else "train"
-    known = list(dict.fromkeys(name for run in runs for name in run.curves[split].metrics))
-    if key != LOSS and runs and key not in known:
-        meant = closest(key, [LOSS, *known])
-        hint = f"did you mean {meant}?" if meant else f"allowed: {', '.join([LOSS, *known])}"
-        raise UserError(f"--measure={key} is no number of the {split} rows of these runs; {hint}")
-    measure = Measure(key, split, _resolution([final_value(run, key, split) for run in runs]))
+    measure, runs = find_measure(experiment, key), _trained_runs(experiment)
+    split, known = measure.split, _metrics(runs, measure.split)
     losses = [final_value(run, LOSS, split) for run in runs]
     if target is None and any(map(math.isfinite, losses)):
         target = max(loss for loss in losses if math.isfinite(loss))
-    evaluated = [_own_steps(run.curves[split]) for run in runs]
+    evaluated = [run.curves[split].own_steps for run in runs]
     steps = functools.reduce(np.intersect1d, evaluated) if evaluated else np.array([])
     values = tuple(_values(group, measure, target, steps, known) for group in experiment.groups)
     return Measured(measure, target, values)
 
 
+def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
+    """The measure that is called so, of the runs that trained.
+
+    Raises:
+      UserError: none of them logged it.
+    """
+    runs = _trained_runs(experiment)
+    split = "validation" if all(len(run.curves["validation"]) for run in runs) else "train"
+    known = _metrics(runs, split)
+    if key != LOSS and runs and key not in known:
+        meant = closest(key, [LOSS, *known])
+        hint = f"did you mean {meant}?" if meant else f"allowed: {', '.join([LOSS, *known])}"
+        raise UserError(f"--measure={key} is no number of the {split} rows of these runs; {hint}")
+    return Measure(key, split, _resolution([final_value(run, key, split) for run in runs]))
+
+
+def _trained_runs(experiment: Experiment) -> list[Run]:
+    return [member.run for group in experiment.groups for member in group.trained if member.run is not None]
+
+
+def _metrics(runs: Sequence[Run], split: str) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.curves[split].metrics))
+
+
 def final_value(run: Run, key: str, split: str) -> float:
-    """The last validation value, or the mean of the last training rows; nan if there is none."""
+    """The validation value where the run ended, or the mean of the last training rows; nan if there
+    is none.
+    """
     curve = run.curves[split]
     values = curve.loss if key == LOSS else curve.metrics.get(key, np.array([]))
-    if not len(values):
+    if not len(values) or not run.ends_in(split):
         return math.nan
     if split == "validation":
         return float(values[-1])
@@ -119,39 +149,44 @@ def crossing(curve: Curve, target: float, axis: str = "step") -> tuple[float, bo
 
 def sampling_error(values: Values, baseline: Values) -> float:
     """How far the difference of two groups may be off because the validation rows are a sample:
-    half of its 95 % interval over the parts of these rows. 0 if that is not known: one batch has
-    one part.
+    half of its 95 % interval over the parts of these rows. 0 where no run has more than one part,
+    as with one batch; infinite where some runs have parts and the others have none, or others.
     """
-    common = values.loss_parts.keys() & baseline.loss_parts.keys()
-    groups = [group.loss_parts for group in (values, baseline)]
+    common = values.final.keys() & baseline.final.keys()
+    groups = [{key: group.loss_parts[key] for key in group.final} for group in (values, baseline)]
     ours, theirs = ([parts[key] for key in (common if len(common) > 1 else parts)] for parts in groups)
-    if not ours or not theirs or len({len(parts) for parts in (*ours, *theirs)}) > 1:
+    counts = {len(parts) for parts in (*ours, *theirs)}
+    if max(counts, default=0) <= 1:
         return 0.0
+    if len(counts) > 1 or not ours or not theirs:
+        return math.inf
     return sampling_half(np.mean(ours, axis=0) - np.mean(theirs, axis=0))
 
 
 def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:
     runs = {member.replicate: member.run for member in group.trained if member.run is not None}
-    common = {replicate: _at(run.curves[measure.split], steps) for replicate, run in runs.items()}
     level = -math.inf if target is None else target
+    crossings = {replicate: _crossings(run.curves[measure.split], steps, level) for replicate, run in runs.items()}
     others = [name for name in (LOSS, *metrics) if name != measure.key]
     in_parts = (measure.key, measure.split) == (LOSS, "validation")
     return Values(
-        {replicate: final_value(run, measure.key, measure.split) for replicate, run in runs.items()},
-        {replicate: run.loss_parts for replicate, run in runs.items() if in_parts and len(run.loss_parts)},
+        {replicate: measure.of(run) for replicate, run in runs.items()},
+        {replicate: run.loss_parts if in_parts else np.zeros(0) for replicate, run in runs.items()},
         {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
-        {axis: {replicate: crossing(curve, level, axis)[0] for replicate, curve in common.items()} for axis in AXES},
-        frozenset(replicate for replicate, curve in common.items() if crossing(curve, level)[1]),
+        {axis: {replicate: found[axis][0] for replicate, found in crossings.items()} for axis in AXES},
+        frozenset(replicate for replicate, found in crossings.items() if found["step"][1]),
     )
 
 
-def _own_steps(curve: Curve) -> np.ndarray:
-    return curve.x.get(OWN_STEP, curve.x["step"])
-
-
-def _at(curve: Curve, steps: np.ndarray) -> Curve:
-    kept = np.isin(_own_steps(curve), steps)
-    return Curve({axis: values[kept] for axis, values in curve.x.items()}, curve.loss[kept])
+def _crossings(curve: Curve, steps: np.ndarray, target: float) -> dict[str, tuple[float, bool]]:
+    """By axis, `crossing` at these own steps of the run; where there is none there, its own first
+    evaluation at or below the target as an upper bound.
+    """
+    kept = np.isin(curve.own_steps, steps)
+    if not (curve.loss[kept] <= target).any():
+        kept = curve.loss <= target
+    at = Curve({axis: values[kept] for axis, values in curve.x.items()}, curve.loss[kept])
+    return {axis: crossing(at, target, axis) for axis in AXES}
 
 
 def _resolution(values: Sequence[float]) -> float:

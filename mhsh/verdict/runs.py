@@ -17,6 +17,7 @@ from etils import epath
 from mhsh.config.recorded import from_record
 from mhsh.config.resolve import whole_run
 from mhsh.config.schema import Config
+from mhsh.config.shapes import layer_parameters
 from mhsh.errors import UserError
 from mhsh.storage import outcome
 from mhsh.storage.bucket import check_bucket, is_remote
@@ -29,6 +30,9 @@ AXES = ("step", "tokens", "flops", "seconds")
 SPLITS = ("train", "validation")
 OWN_STEP = "own step"  # beside AXES where these count what a run started from: the step of the run itself
 RECORDS = ("status", "data", "parameters", "remat_policy", "code", "numerics")  # of run.json, without which no run is compared
+_COUNTED = ("post_ln", "admin", "pre_ln")  # schemes whose layers `layer_parameters` counts, but for the last norm of a stack
+_PARTS_APART = 0.5  # deviations of the parts: their mean is that near to the loss, as some parts have more tokens
+LEVELS = 4  # of folders that are searched for runs: runs/STUDY/SWEEP/runs/CELL
 _SKIPPED = "skipped"  # true in the rows whose update was not applied, absent from all others
 _LONGEST_CHECKSUM = 64  # characters; longer strings are no checksums
 
@@ -43,6 +47,11 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    @property
+    def own_steps(self) -> np.ndarray:
+        """The steps of the run itself, without those that it started from."""
+        return self.x.get(OWN_STEP, self.x["step"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +105,29 @@ class Run:
         return float(values.max()) if len(values) else None
 
     @property
+    def end(self) -> float | None:
+        """The step, its own, after which it ended: of a finished run the last of its config, of
+        others the last that was logged.
+        """
+        if self.recorded("status") == "finished":
+            return float(self.config.train.num_steps)
+        return max((float(curve.own_steps[-1]) for curve in self.curves.values() if len(curve)), default=None)
+
+    def ends_in(self, split: str) -> bool:
+        """Whether the last row of this split was logged where the run ended."""
+        steps = self.curves[split].own_steps
+        return len(steps) > 0 and float(steps[-1]) == self.end
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has ended, and what was logged there is lost."""
+        split = "validation" if len(self.curves["validation"]) else "train"
+        return self.has_logged and not self.ends_in(split)
+
+    @property
     def final_validation(self) -> float | None:
-        """The last validation loss; nan: not finite."""
-        losses = self.curves["validation"].loss
-        return float(losses[-1]) if len(losses) else None
+        """The validation loss where the run ended; nan: not finite; None: it has none there."""
+        return float(self.curves["validation"].loss[-1]) if self.ends_in("validation") else None
 
     @functools.cached_property
     def final_train(self) -> float | None:
@@ -109,12 +137,9 @@ class Run:
     @functools.cached_property
     def outcome(self) -> str:
         """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE."""
-        validation, final = self.curves["validation"], self.final_validation
-        gave_up = self.recorded("outcome") == outcome.DIVERGED or (final is not None and not math.isfinite(final))
-        ends_validated = len(validation) and validation.x["step"][-1] == self.spent("step")
-        return outcome.plateau_outcome(
-            self.final_train, final if ends_validated else None, self.recorded_number("data", "unigram_entropy"), gave_up
-        )
+        gave_up = self.recorded("outcome") == outcome.DIVERGED or not np.isfinite(self.curves["validation"].loss[-1:]).all()
+        entropy = self.recorded_number("data", "unigram_entropy")
+        return outcome.plateau_outcome(self.final_train, self.final_validation, entropy, gave_up)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,16 +179,19 @@ def with_pretraining(run: Run) -> Run:
 
 
 def find_runs(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[epath.Path], list[str]]:
-    """Every run once, in the order of `folders`: each is a run, or holds runs one or two levels
-    below, which come in the order of their names. And a line for each that is neither.
+    """Every run once, in the order of `folders`: each is a run, or holds runs up to LEVELS levels
+    below, which come in the order of their names. And a line for each that is neither, or that has
+    folders further below.
     """
     paths: dict[str, epath.Path] = {}
     refused: list[str] = []
     for folder in map(absolute, folders):
         try:
-            for path in _runs_in(folder):
-                # The name is not resolved: a link has the name that its user gave it.
+            found, unsearched = _runs_in(folder)
+            # The name is not resolved: a link has the name that its user gave it.
+            for path in found:
                 paths.setdefault(real_path(path), path)
+            refused += [unsearched] * bool(unsearched)
         except UserError as error:
             refused.append(str(error))
         except OSError as error:
@@ -176,24 +204,33 @@ def real_path(path: str | os.PathLike[str]) -> str:
     return str(path) if is_remote(path) else os.path.realpath(path)
 
 
-def _runs_in(folder: epath.Path) -> list[epath.Path]:
+def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
+    """The runs, and a line where there are folders in which none was looked for."""
     check_bucket(folder)
     if not is_dir(folder):
         raise UserError(f"{folder} is no folder; give the folder that --workdir named")
-    if exists(folder / "config.json"):
-        return [folder]
+    if exists(folder / "config.json") or _is_run(folder):
+        return [folder], ""
     runs, others = [], [folder]
-    for _ in range(2):
+    for _ in range(LEVELS):
         below = [path for other in others for path in entries(other) if is_dir(path)]
-        begun = [RunFolder(path).has_begun() for path in below]
+        begun = [_is_run(path) for path in below]
         runs += itertools.compress(below, begun)
-        others = [path for path, has_begun in zip(below, begun, strict=True) if not has_begun]
+        # One with a config alone has not begun, and holds no other.
+        others = [path for path, is_run in zip(below, begun, strict=True) if not is_run and not exists(path / "config.json")]
     if not runs:
         raise UserError(
             f"{folder} holds no run: no config.json is in it, and none beside a run.json, metrics.jsonl or checkpoint in the "
-            "folders one and two levels below; give the folder that --workdir named, or one that holds such folders"
+            f"folders up to {LEVELS} levels below; give the folder that --workdir named, or one that holds such folders"
         )
-    return sorted(runs, key=_natural_order)
+    deeper = next((path for other in others for path in entries(other) if is_dir(path)), None)
+    line = f"{folder} has folders more than {LEVELS} levels below, as {deeper}, which were not searched; name those that hold runs"
+    return sorted(runs, key=_natural_order), line if deeper is not None else ""
+
+
+def _is_run(path: epath.Path) -> bool:
+    """Whether a run has begun here, also where its config is gone."""
+    return RunFolder(path).has_begun() or exists(path / "run.json") or exists(path / METRICS_FILE)
 
 
 def _natural_order(path: epath.Path) -> list[str | int]:
@@ -224,6 +261,8 @@ def _load(name: str, path: epath.Path) -> Run:
         lineage = tuple(map(_ancestor, recorded_lineage(record)))
     except UserError as error:
         raise UserError(f"{path}, of the runs that it started from: {error}") from error
+    parts = _loss_parts(by_split["validation"])
+    _check_against_itself(path, config, record, by_split["validation"][-1:], parts)
     problems = [problem] if problem else []
     if rows and not any(by_split.values()):
         problems.append(f"{path / METRICS_FILE} holds no loss of the training or the validation split")
@@ -243,10 +282,38 @@ def _load(name: str, path: epath.Path) -> Run:
         {split: curve_of(of_split) for split, of_split in by_split.items()},
         _batches(rows),
         tuple(sorted(filter(None, validated))),
-        _loss_parts(by_split["validation"]),
+        parts,
         vocabulary,
         tuple(map(sanitize, problems)),
     )
+
+
+def _check_against_itself(
+    path: epath.Path, config: Config, record: Mapping[str, Any], last: Sequence[Mapping[str, Any]], parts: np.ndarray
+) -> None:
+    """Raises UserError where a run's files contradict each other.
+
+    Args:
+      last: its last validation row, if it has one.
+      parts: of the loss of that row.
+    """
+    model, counts = config.model, record.get("parameters")
+    stacks = [counts.get(name) for name in ("encoder", "decoder")] if isinstance(counts, Mapping) else []
+    known = [int(count) for count in stacks if count is not None and _is_number(count)]
+    if model.residual in _COUNTED and not model.qk_norm and len(known) == 2:
+        recorded, expected = sum(known), layer_parameters(model)
+        final_norms = 2 * model.embed_dim * (1 + bool(model.num_decoder_layers))
+        if not expected <= recorded <= expected + final_norms:
+            raise UserError(
+                f"{path}: its layers have {recorded:,} parameters by run.json, and {expected:,} by config.json, so one of these "
+                "files is another run's; put it back, or leave the run out"
+            )
+    loss = _finite(last[0]["loss"]) if last and _is_number(last[0]["loss"]) else None
+    if loss is not None and len(parts) > 1 and abs(loss - parts.mean()) > _PARTS_APART * parts.std(ddof=1) + 1e-6 * abs(loss):
+        raise UserError(
+            f"{path}: the last validation loss is {loss:.6g}, and the mean of its parts {parts.mean():.6g}, so {METRICS_FILE} was "
+            "changed; put it back from a copy, or leave the run out"
+        )
 
 
 def _ancestor(fields: Mapping[str, Any]) -> Ancestor:

@@ -16,13 +16,17 @@ from jaxtyping import Float
 from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
+from mhsh.sweep.folder import Choosing
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.experiment import Choice, Experiment, Group, Member, Optimum, names_of
+from mhsh.verdict.outcomes import LOSS, Measure, find_measure
 
 # In octaves of the rate.
 FIT_REACH = 1.0  # a parabola fits near the optimum alone
 FINEST_STEP = 0.5
 _SAME = 0.05  # what rounded rates are apart
+
+UNTUNED = "none"  # as --over: every value by itself
 
 OPTIMUM_RULE = (
     "The best rate is that with the lowest mean loss over the choosing seeds, of the rates at which all of them trained. A "
@@ -34,9 +38,10 @@ OPTIMUM_RULE = (
     "nothing tells the noise of one choosing seed."
 )
 TUNING_RULE = (
-    "With --over, each shape has the value with the lowest mean final validation loss over the choosing seeds, the first half of "
-    "the seeds unless --choosing-seeds says otherwise. A value at which one of these runs did not train is not chosen. The losses "
-    "compared are those of the other seeds at that value: the choosing seeds' own are too good, as the luckiest value was taken."
+    "With --over, each shape has the value at which the primary measure is best in the mean over the choosing seeds, the first "
+    "half of the seeds unless --choosing-seeds or the plan of the sweep says otherwise. A value at which one of these runs did not "
+    "train is not chosen, and one whose runs have not ended was not tried. What is compared are the other seeds at that value: "
+    "the choosing seeds' own are too good, as the luckiest value was taken. What the grid may hide is in the unit of the measure."
 )
 
 
@@ -128,28 +133,79 @@ def field_of(name: str) -> str:
     return path
 
 
-def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Experiment:
-    """The experiment with one group, at its best value of the field `over`, in place of those that
-    are equal in all other fields.
+def tune(experiment: Experiment, over: str, choosing: int | None = None, measure: str = LOSS) -> Experiment:
+    """The experiment with one group, at its best value of the field `over` by `measure`, in place
+    of those that are equal in all other fields.
 
     Raises:
       UserError: `over` has one value, or there are too few seeds to choose on some and report
-        others.
+        others, or no run logged the measure.
     """
     path = field_of(over)
+    _check_several([experiment], over, path)
+    return _tune(experiment, path, choosing, measure)
+
+
+def tune_sections(
+    experiment: Experiment, by: Sequence[str] = (), over: str | None = None, choosing: int | None = None, measure: str = LOSS
+) -> dict[tuple[str, ...], Experiment]:
+    """The sections of the experiment, each tuned as `tune` does: over the field that is given, or
+    where none is over that of the sweep's plan; UNTUNED: not at all.
+
+    Raises:
+      UserError: as `tune`, of the section that it names; or `over` has one value in all of them.
+    """
+    sections = experiment.sections(by)
+    asked = {words: _asked(section, by, over, choosing) for words, section in sections.items()}
+    tuned = [sections[words] for words, of in asked.items() if of is not None]
+    if over not in (None, UNTUNED):
+        _check_several(tuned, over, field_of(over))
+    found = {}
+    for words, section in sections.items():
+        of = asked[words]
+        try:
+            found[words] = section if of is None else _tune(section, field_of(of.over), of.seeds, measure)
+        except UserError as error:
+            raise UserError(f"{', '.join(words)}: {error}" if words else str(error)) from error
+    return found
+
+
+def _asked(section: Experiment, by: Sequence[str], over: str | None, choosing: int | None) -> Choosing | None:
+    """What is chosen in a section; None: nothing."""
+    plans = {section.choosing.get(group.sweep) for group in section.groups}
+    planned = plans.pop() if len(plans) == 1 else None
+    path = field_of(planned.over) if planned else ""
+    if over is None and any(SHORT_NAMES.get(name, name) in (path, path.split(".")[-1]) for name in by):
+        return None  # its values are what is compared
+    if over is None or over == UNTUNED:
+        return planned if over is None else None
+    same = planned is not None and path == field_of(over)
+    return Choosing(over, planned.seeds if planned and same and choosing is None else choosing)
+
+
+def _families(experiment: Experiment, path: str) -> list[list[Group]]:
+    """The groups that are equal in all fields but `path`."""
     families: dict[Any, list[Group]] = {}
     for group in experiment.groups:
         fields = {name: value for name, value in flatten(group.config).items() if name not in (path, *SEEDS)}
         families.setdefault((group.sweep, tuple(sorted((name, repr(value)) for name, value in fields.items()))), []).append(group)
-    if max(map(len, families.values()), default=0) < 2:
+    return list(families.values())
+
+
+def _check_several(experiments: Sequence[Experiment], over: str, path: str) -> None:
+    if all(len(groups) < 2 for experiment in experiments for groups in _families(experiment, path)):
         raise UserError(f"--over={over}: no two groups differ in {path} alone; name a sweep over it")
+
+
+def _tune(experiment: Experiment, path: str, choosing: int | None, key: str) -> Experiment:
+    measure, families = find_measure(experiment, key), _families(experiment, path)
     replicates = sorted({member.replicate for group in experiment.groups for member in group.members})
     if len(replicates) < 2:
         raise UserError("choosing on some seeds and reporting others takes two seeds; add seed=0,1,2 to the sweep's --axes")
     count = len(replicates) // 2 if choosing is None else choosing
     if not 1 <= count < len(replicates):
         raise UserError(f"--choosing-seeds={count} must be from 1 to {len(replicates) - 1}: there are {len(replicates)} seeds")
-    chosen = [_tuned(groups, path, replicates[:count], replicates[count:]) for groups in families.values()]
+    chosen = [_tuned(groups, path, replicates[:count], replicates[count:], measure) for groups in families]
     names = names_of([group.config for group in chosen], (path,))
     groups = tuple(dataclasses.replace(group, name=name) for group, name in zip(chosen, names, strict=True))
     return dataclasses.replace(experiment, groups=groups)
@@ -159,28 +215,32 @@ def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[float]:
     """The values that `mhsh sweep --refine` tries next, in ascending order, until what each grid
     may hide is at most half of `half_width`, that of the interval of a difference.
     """
-    found = [(choice.losses, choice.optimum) for choice in choices if choice.optimum is not None]
+    found = [(choice.measured, choice.optimum) for choice in choices if choice.optimum is not None]
     return sorted({value for losses, optimum in found for value in rates_to_add(losses, optimum, half_width)})
 
 
-def _tuned(groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate]) -> Group:
+def _tuned(
+    groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate], measure: Measure
+) -> Group:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
-    tried = {value: [member for member in group.members if member.replicate in choosing] for value, group in by_value.items()}
-    losses = {value: {each.replicate: _loss(each) for each in members if each.trained} for value, members in tried.items()}
+    trials = {value: [each for each in group.members if each.replicate in choosing] for value, group in by_value.items()}
+    values = {value: {each.replicate: _value(each, measure) for each in of if each.trained} for value, of in trials.items()}
+    keys = set().union(*values.values())
+    # What was tried is what ran: a value counts where the runs of all these seeds have ended.
+    ended = {value: {each.replicate for each in members if each.trained or each.untrained} for value, members in trials.items()}
+    values = {value: known for value, known in values.items() if ended[value] and ended[value] >= keys}
     # A replicate is missing at a value where its run did not train: that value is not chosen.
-    keys = set().union(*losses.values())
-    table = {value: {key: known.get(key, math.nan) for key in keys} for value, known in losses.items()}
+    sign = 1 if measure.lower_is_better else -1
+    table = {value: {key: sign * known.get(key, math.nan) for key in keys} for value, known in values.items()}
     optimum = find_optimum(table)
     group = by_value[optimum.rate] if optimum else groups[0]
     if optimum and len(choosing) == 1:  # the noise is that of the reporting seeds
-        optimum = find_optimum(table, [_loss(each) for each in group.trained if each.replicate in reporting])
-    trials = [member for members in tried.values() for member in members]
-    ended = sum(member.trained or member.untrained for member in trials)
-    choice = Choice(path, losses, optimum, ended, tuple(member.name for member in trials))
+        optimum = find_optimum(table, [_value(each, measure) for each in group.trained if each.replicate in reporting])
+    names = tuple(member.name for members in trials.values() for member in members)
+    choice = Choice(path, measure.name, values, optimum, sum(map(len, ended.values())), names)
     members = tuple(each for each in group.members if each.replicate in reporting)
     return dataclasses.replace(group, members=members, choice=choice)
 
 
-def _loss(member: Member) -> float:
-    loss = member.run.final_validation if member.run is not None else None
-    return math.nan if loss is None else loss
+def _value(member: Member, measure: Measure) -> float:
+    return measure.of(member.run) if member.run is not None else math.nan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from mhsh.config.schema import SCHEMA_VERSION, Renamed
 from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
 from mhsh.sweep.axes import cells_of, parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Choosing, Plan, SweepFolder
 from tests.conftest import load_fields
 
 
@@ -58,6 +60,22 @@ def test_a_plan_of_before_names_what_fields_are_called_today(tmp_path, monkeypat
     (folder.path / "plan.json").write_text(text.replace(f'"schema": {SCHEMA_VERSION}', f'"schema": {SCHEMA_VERSION + 1}', 1))
     with pytest.raises(UserError, match=r"plan.json was written by mhsh .* with schema \d+, .*: install that mhsh, or the newest"):
         folder.read_plan()
+
+
+def test_how_a_sweep_chooses_is_planned_once(folder):
+    """A plan of before says nothing of it, and may get it."""
+    plan = folder.path / "plan.json"
+    fields = json.loads(plan.read_text())
+    del fields["choosing"]
+    plan.write_text(json.dumps(fields))
+    assert folder.read_plan().choosing is None
+    chosen = dataclasses.replace(planned("seed=0,1"), choosing=Choosing("lr", 2))
+    folder.open_for(chosen)
+    assert folder.read_plan() == chosen
+    for other in (None, Choosing("lr", 3), Choosing("lr", None)):
+        with pytest.raises(UserError, match="planned with --over=lr --choosing-seeds=2"):
+            folder.open_for(dataclasses.replace(chosen, choosing=other))
+    assert folder.read_plan() == chosen
 
 
 def test_several_hosts_open_a_new_folder_at_once(tmp_path):

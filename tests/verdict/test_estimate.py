@@ -52,14 +52,23 @@ def test_two_seeds_have_an_interval_and_no_verdict() -> None:
     assert difference(keyed(1.0, 1.0001, 1.0), keyed(9.0, 9.0002, 9.0)).is_significant
 
 
-def test_equal_differences_are_no_evidence() -> None:
-    """As runs whose seed does nothing give them: in floats 1.5 - 1.0 is not 9.3 - 8.8."""
+def test_seeds_that_do_nothing_are_no_evidence() -> None:
     for found in (
-        difference(keyed(1.5, 9.3, 7.1), keyed(1.0, 8.8, 6.6)),
+        difference(keyed(*[1.5] * 9), keyed(*[1.0] * 9)),
         difference(keyed(2.0, 2.0, 2.0), keyed(1.4, 1.5, 1.6, first=5)),
     ):
         assert found.mean == pytest.approx(0.5)
         assert not (found.has_interval or found.excludes_zero or found.is_significant) and math.isnan(found.p_value)
+
+
+@pytest.mark.parametrize("seeds", range(3, 9))
+def test_equal_differences_are_judged_by_their_signs(seeds: int) -> None:
+    """In floats 1.5 - 1.0 is not 9.3 - 8.8."""
+    ours = [1.5 + 7.8 * (seed % 2) + 0.1 * seed for seed in range(seeds)]
+    found = difference(keyed(*ours), keyed(*(each - 0.5 for each in ours)))
+    assert found.p_value == pytest.approx(stats.binomtest(seeds, seeds).pvalue) and not found.has_interval
+    assert found.is_significant == (seeds >= 6)
+    assert not difference(keyed(*ours), keyed(*(each - 0.5 for each in ours)), resolution=0.6).is_significant
 
 
 def test_pairs_are_the_keys_in_common() -> None:

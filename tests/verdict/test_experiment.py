@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_first_phases_of_other_lengths_are_other_groups_and_not_comparable(make_
 def after(parent: Path, step: int) -> dict[str, Any]:
     start = {"folder": str(parent), "step": step, "lineage": lineage_of(parent, step)}
     return {"training": {"start_from": str(parent)}, "record": {"started_from": start}}
+
+
+def test_a_copy_with_another_seed_is_no_other_run(make_run: MakeRun):
+    """Its losses are edited too; its batches tell."""
+    paths = [make_run(str(seed), [3.0, 2.0 + seed], data={"seed": seed}, training={"seed": seed}) for seed in range(4)]
+    for seed, path in enumerate(paths):
+        rows = [json.loads(row) for row in (path / "metrics.jsonl").read_text().splitlines()]
+        batches = [{"batch": f"{min(seed, 2)}-{row['step']}"} for row in rows]  # the last one's are the third's
+        named = [json.dumps(row | batch) for row, batch in zip(rows, batches, strict=True)]
+        (path / "metrics.jsonl").write_text("\n".join(named) + "\n")
+    experiment = load_experiment(paths)
+    assert [member.run.path for group in experiment.groups for member in group.members if member.run] == paths[:3]
+    (line,) = experiment.problems
+    assert line.startswith(f"{paths[3]}: its batches are those of {paths[2]}, of another data seed")
 
 
 def test_with_pretraining_every_axis_counts_all_runs_before(make_run: MakeRun):

@@ -182,6 +182,29 @@ def test_an_entry_of_run_json_changes_the_verdict_as_it_should(base: Run, keys: 
     assert (OTHER_CLOCK in found) == (effect is Effect.CLOCK)
 
 
+CPU, GPU = {"platform": "cpu", "kind": "cpu", "count": 1}, {"platform": "gpu", "kind": "NVIDIA H200", "count": 1}
+
+
+@pytest.mark.parametrize(
+    ("devices", "bits", "equal"),
+    [
+        ((CPU, GPU), (None, None), False),  # fp32 and TF32, both recorded as the default
+        ((CPU, GPU), (23, 10), False),
+        ((CPU, GPU), (23, 23), True),
+        ((GPU, GPU), (None, 10), False),  # not known of the first
+        ((CPU, CPU), (None, 23), True),
+        ((GPU, GPU), (None, None), True),
+    ],
+)
+def test_precision_is_what_the_device_did(base: Run, devices: Any, bits: Any, equal: bool) -> None:
+    setting = {"jax_default_matmul_precision": None}
+    one, other = (
+        recorded(recorded(base, ("devices",), device), ("numerics", "0"), setting | {"product_bits": kept} if kept else setting)
+        for device, kept in zip(devices, bits, strict=True)
+    )
+    assert ("numeric settings" in said(one, other)) == (not equal)
+
+
 def test_other_validation_batches_count(base: Run) -> None:
     assert base.validated == (VALIDATED_ALIKE["batch"],)
     other = dataclasses.replace(base, validated=("dead",))

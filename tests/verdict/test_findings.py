@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -14,6 +15,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.sentences import change_words, sentences, title
+from mhsh.sweep.folder import Choosing, SweepFolder
 from mhsh.verdict.estimate import Estimate
 from mhsh.verdict.experiment import Group, load_experiment
 from mhsh.verdict.fairness import factors, treatment_of
@@ -29,8 +31,8 @@ from mhsh.verdict.findings import (
     compare,
     judge_page,
 )
-from mhsh.verdict.outcomes import measure_all
-from mhsh.verdict.tuning import tune
+from mhsh.verdict.outcomes import LOSS, measure_all
+from mhsh.verdict.tuning import tune, tune_sections
 from tests.conftest import load_fields
 from tests.planted import MakeRun
 from tests.sweeps import write_sweep
@@ -166,10 +168,11 @@ def test_more_groups_need_more_evidence(tmp_path):
 
 
 def test_what_has_not_ended_is_no_loss_yet(make_run: MakeRun):
-    running = make_run("b", [4.0, 3.5], [3.0], model=DEEPER, record={"status": "running"})
+    running = make_run("b", [4.0, 3.5], [3.0], model=DEEPER, training={"num_steps": 99}, record={"status": "running"})
     comparison = judge([make_run("a", [4.0, 3.0], [2.0]), running])
     assert verdicts(comparison) == [None, UNMEASURED]
-    assert title(comparison) == "No verdict yet: no run of 16x1 admin has ended. Missing: 1 running of 1 runs of 16x1 admin"
+    assert title(comparison).startswith("No verdict yet: no run of 16x1 admin has ended with a validation loss. ")
+    assert title(comparison).endswith("Missing: 1 running of 1 runs of 16x1 admin")
 
 
 def test_losses_in_other_units_are_not_compared(make_run: MakeRun):
@@ -257,7 +260,7 @@ def test_how_often_a_curve_was_evaluated_changes_nothing(make_run: MakeRun):
     """The same curve, validated every 10 steps and every 100."""
     curve = [3.0 - 0.9 * (1 - 0.9**step) + 0.02 * math.sin(step) for step in range(1, 31)]
     often = make_run("often", [4.0, 3.0], curve, training={"seed": 0})
-    seldom = make_run("seldom", [4.0, 3.0], training={"seed": 1}, model={"residual": "pre_ln"})
+    seldom = make_run("seldom", [4.0, 3.0], training={"seed": 1, "num_steps": 300}, model={"residual": "pre_ln"})
     rows = [row for row in (often / "metrics.jsonl").read_text().splitlines() if '"validation"' in row]
     with open(seldom / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.writelines(row + "\n" for row in rows[9::10])
@@ -305,6 +308,89 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_no_verdict_against_the_shape(tmp
     comparison = judge([rates(tmp_path / "s", loss)], over="lr")
     assert verdicts(comparison) == [None, LEVEL]
     assert any("at the edge of those tried" in sentence for sentence in sentences(comparison))
+
+
+def test_a_measure_is_chosen_by_and_hides_in_its_own_unit(tmp_path):
+    """Accuracy is best at 2e-3, and loss at 4e-3; more is better, and the grid hides little."""
+
+    def loss(heads: int, rate: float, seed: int) -> float:
+        return 2.0 + 0.1 * (heads == 1) + math.log2(rate / 0.004) ** 2 / 9 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    def accuracy(heads: int, rate: float, seed: int) -> float:
+        return 0.5 - 0.01 * (heads == 1) - 0.002 * math.log2(rate / 0.002) ** 2 + 0.0005 * math.sin(5 * seed + 700 * rate + heads)
+
+    sweep = rates(tmp_path / "s", loss)
+    for heads in (8, 1):
+        for rate in (0.001, 0.002, 0.004, 0.008):
+            for seed in range(5):
+                run = sweep / "runs" / f"learning_rate-{rate}_heads_per_layer-{heads}_seed-{seed}"
+                edit_last_row(run, accuracy=accuracy(heads, rate, seed))
+    (comparison,) = compared([sweep], over="lr", measure="accuracy")
+    groups = comparison.experiment.groups
+    assert [best_rate(group) for group in groups] == [0.002, 0.002]
+    assert all(0 < group.hidden < 0.003 for group in groups)  # nats would be 0.03
+    assert verdicts(comparison) == [None, LOWER]
+    low, high = difference(comparison).low, difference(comparison).high
+    assert low == pytest.approx(difference(comparison).mean - (high - difference(comparison).mean), abs=0.003) and low > -0.03
+    # The deep shape may be better by what its grid hides, which is higher.
+    silent = dataclasses.replace(groups[0], choice=None)
+    alone, plain = (
+        compare(dataclasses.replace(comparison.experiment, groups=(silent, deep)), "accuracy")
+        for deep in (groups[1], dataclasses.replace(groups[1], choice=None))
+    )
+    assert difference(alone).high - difference(plain).high == pytest.approx(groups[1].hidden)
+    assert difference(alone).low == difference(plain).low
+    assert any("by validation accuracy of" in sentence for sentence in sentences(comparison))
+
+
+def compared(paths: Sequence[Path], by: Sequence[str] = (), measure: str = LOSS, **asked: Any) -> list[Comparison]:
+    sections = tune_sections(load_experiment(paths), by, measure=measure, **asked)
+    return judge_page([compare(section, measure, section=words) for words, section in sections.items()])[0]
+
+
+def test_a_sweep_is_judged_as_it_was_planned(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / 0.003) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    sweep = SweepFolder(rates(tmp_path / "s", loss))
+    assert len(compared([sweep.path])[0].experiment.groups) == 8
+    sweep.open_for(dataclasses.replace(sweep.read_plan(), choosing=Choosing("lr", 1)))
+    for asked, seeds in (({}, 4), ({"over": "optimizer.learning_rate"}, 4), ({"over": "lr", "choosing": 3}, 2)):
+        (comparison,) = compared([sweep.path], **asked)
+        assert [len(group.members) for group in comparison.experiment.groups] == [seeds, seeds]
+    assert len(compared([sweep.path], over="none")[0].experiment.groups) == 8
+    assert [len(each.experiment.groups) for each in compared([sweep.path], by=["lr"])] == [4, 4]
+
+
+def test_a_sweep_of_one_rate_among_several_has_no_bound(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / 0.003) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    several, one = rates(tmp_path / "several", loss), heads(tmp_path / "one", SHALLOW, DEEP)
+    first, second = compared([several, one], over="lr")
+    assert verdicts(first) == [None, HIGHER] and verdicts(second) == [None, LEVEL]
+    assert any("is at the edge of those tried" in sentence for sentence in sentences(second))
+    with pytest.raises(UserError, match=r"^one: --choosing-seeds=5 must be from 1 to 4"):
+        compared([one, several], over="lr", choosing=5)
+    with pytest.raises(UserError, match=r"no two groups differ in optimizer.learning_rate alone"):
+        compared([one], over="lr")
+
+
+@pytest.mark.parametrize("last", [0.001, 0.008])
+def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
+    """Losses are best next to the edge; nothing bounds them where the edge has not run."""
+
+    def loss(heads: int, rate: float, seed: int) -> float:
+        best = 0.002 if last == 0.001 else 0.004
+        return 2.0 + 0.1 * math.log2(rate / best) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    sweep = rates(tmp_path / "s", loss)
+    assert all(math.isfinite(group.hidden) for group in judge([sweep], over="lr").experiment.groups)
+    for seed in range(5):
+        shutil.rmtree(sweep / "runs" / f"learning_rate-{last}_heads_per_layer-1_seed-{seed}")
+    comparison = judge([sweep], over="lr")
+    assert [math.isinf(group.hidden) for group in comparison.experiment.groups] == [False, True]
+    assert any("24x1 admin: its best learning_rate is at the edge" in sentence for sentence in sentences(comparison))
 
 
 def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
@@ -370,6 +456,26 @@ def test_a_difference_that_changes_from_one_sweep_to_the_next_is_tested(tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"code": {"0": "ed17ed"}}, "; but not comparable: different code that decides losses"),
+        ({"numerics": {"0": {"jax_enable_x64": True}}}, "; but not comparable: different numeric settings"),
+        ({"data": {"unigram_entropy": 3.0, "fingerprint": "other"}}, "; but not comparable: different data"),
+    ],
+)
+def test_a_change_is_as_fair_as_a_difference(tmp_path, fields: dict[str, Any], words: str):
+    """Within each section all is equal; from one to the other it is not."""
+    paths = [heads(tmp_path / name, SHALLOW, deep) for name, deep in (("small", DEEP), ("large", [each + 0.1 for each in DEEP]))]
+    for path in paths[1].glob("runs/*/run.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    sections = load_experiment(paths).sections()
+    comparisons, (change,) = judge_page([compare(section, section=words) for words, section in sections.items()])
+    assert all(finding.fairness.comparable for each in comparisons for finding in each.findings if finding)
+    assert change_words(change).partition("chance")[2] == f"{words}."
+
+
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
     sweep = heads(tmp_path / "s", SHALLOW, DEEP)
     run = "heads_per_layer-1_seed-3"
@@ -377,6 +483,85 @@ def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
         assert verdicts(judge([sweep], baseline=name)) == [LOWER, None]
     with pytest.raises(UserError, match="allowed: 3x8 admin and 24x1 admin"):
         judge([sweep], baseline="nobody")
+
+
+def edit_last_row(folder: Path, **fields: Any) -> None:
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    rows[-1] = json.dumps(json.loads(rows[-1]) | fields)
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.parametrize("cut", ["last validation row", "second half"])
+def test_a_value_is_measured_where_the_run_ends_or_it_is_missing(make_run: MakeRun, cut: str):
+    """All runs fall alike; of two the loss after the last step is lost, which was lower."""
+    paths = [
+        make_run(f"{name} {seed}", [4.0 + end] * 30, [3.4, end + 0.3, end], model=model, training={"num_steps": 30, "seed": seed})
+        for name, model, ends in (("a", {}, SHALLOW), ("b", DEEPER, DEEP))
+        for seed, end in enumerate(ends)
+    ]
+    whole = judge(paths)
+    for path in paths[:2]:
+        rows = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (path / "metrics.jsonl").write_text("".join(rows[:-1] if cut == "last validation row" else rows[: len(rows) // 2]))
+    comparison = judge(paths)
+    assert verdicts(comparison) == verdicts(whole) == [None, HIGHER]
+    assert difference(comparison).seeds == 3 and difference(comparison).mean == pytest.approx(0.05, abs=0.01)
+    assert title(comparison).endswith("Missing: 2 without last rows of 5 runs of 2x8 admin")
+    assert [str(path) in problem for path, problem in zip(paths, comparison.experiment.problems, strict=False)] == [True, True]
+    assert "ended at step 30, and its last rows are lost" in comparison.experiment.problems[0]
+
+
+def test_a_group_whose_measure_is_lost_everywhere_is_named(make_run: MakeRun):
+    paths = planted(make_run, {"a": ({}, [2.0, 2.01, 2.02]), "b": (DEEPER, [2.5, 2.51, 2.52])})
+    for path in paths[3:]:
+        edit_last_row(path, step=9)
+    comparison = judge(paths)
+    assert title(comparison).startswith("No verdict yet: no run of 16x1 admin has ended with a validation loss")
+    for seed, path in enumerate(paths[:3]):
+        edit_last_row(path, bleu=20.0 + seed)
+    assert title(judge(paths, measure="bleu")).startswith("No verdict yet: no run of 16x1 admin has ended with a validation bleu")
+
+
+@pytest.mark.parametrize("lost", ["one side", "other counts"])
+def test_parts_of_one_side_alone_make_no_verdict_surer(make_run: MakeRun, lost: str):
+    paths = planted(make_run, {"a": ({}, SHALLOW), "b": (DEEPER, DEEP)})
+    for place, path in enumerate(paths):
+        loss = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
+        edit_last_row(path, loss_parts=[loss - 0.01, loss, loss + 0.01, loss] if place < 5 or lost == "one side" else [loss, loss])
+        if place < 5 and lost == "one side":
+            edit_last_row(path, loss_parts=None)
+    comparison = judge(paths)
+    assert verdicts(comparison) == [None, LEVEL]
+    assert (difference(comparison).low, difference(comparison).high) == (-math.inf, math.inf)
+    assert any("what other validation rows may change is not known" in sentence for sentence in sentences(comparison))
+
+
+def test_one_seed_in_common_is_compared_as_none_is(make_run: MakeRun):
+    """Fairness looks at the runs that the difference is of: all of both."""
+    said = []
+    for first in (3, 4):
+        paths = [
+            make_run(
+                f"{first}/{name} {seed}", [4.0], [end + 0.01 * seed**2], model=model, data={"seed": seed}, training={"seed": seed}
+            )
+            for name, model, end, start in (("a", {}, 2.0, 0), ("b", DEEPER, 2.5, first))
+            for seed in range(start, start + 4)
+        ]
+        comparison = judge(paths)
+        assert not difference(comparison).paired
+        said.append([line for line in sentences(comparison) if "omparable" in line])
+    assert said[0] == said[1] == ["16x1 admin: Not comparable: different data seeds."]
+
+
+def test_a_run_that_reached_the_target_is_said_to_have(make_run: MakeRun):
+    """At steps 10, 20 and 30, and at 5, 10 and 15: at the common one neither has reached it."""
+    one = make_run("a", [4.0] * 30, [3.5, 3.0, 2.0])
+    other = make_run("b", [4.0] * 30, [3.5, 3.6, 2.1], model=DEEPER, training={"num_steps": 15})
+    rows = [json.loads(row) for row in (other / "metrics.jsonl").read_text().splitlines()]
+    kept = [row | {"step": row["step"] // (1 + ("batch" in row))} for row in rows if row["step"] <= 15 or "batch" in row]
+    (other / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sorted(kept, key=lambda row: row["step"])))
+    values = measure_all(load_experiment([one, other]), target=3.2).values
+    assert [(list(each.costs["step"].values()), len(each.at_most)) for each in values] == [([20.0], 1), ([15.0], 1)]
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.05, HIGHER), (0.02, LEVEL)])
@@ -392,9 +577,7 @@ def test_what_other_validation_rows_may_change_is_no_difference(make_run, shift:
             training = {"seed": seed, "num_steps": 20, "eval_interval": 10}
             name = f"{layers}-{seed}"
             folder = make_run(name, [3.0] * 10 + [loss] * 10, [2.9, loss], model={"num_layers": layers}, training=training)
-            rows = (folder / "metrics.jsonl").read_text().splitlines()
-            rows[-1] = json.dumps(json.loads(rows[-1]) | {"loss_parts": parts})
-            (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+            edit_last_row(folder, loss_parts=parts)
             paths.append(folder)
     comparison = judge(paths)
     assert verdicts(comparison) == [None, verdict]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mhsh.config.shapes import layer_parameters
 from mhsh.storage.outcome import LEFT, NO_METRICS
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder
 from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, read_rows
@@ -51,7 +52,7 @@ def test_a_folder_stands_for_the_runs_in_it(make_run, tmp_path: Path) -> None:
     (tmp_path / "all" / "exported").mkdir()  # has a config.json too, and is no run
     (tmp_path / "all" / "exported" / "config.json").write_text("{}")
     found = [str(run.path.relative_to(tmp_path)) for run in load_runs([tmp_path / "all"]).runs]
-    assert found == ["all/6l4h", "all/24l1h", "all/seeds/seed-9", "all/seeds/seed-10"]
+    assert found == ["all/6l4h", "all/24l1h", "all/seeds/seed-9", "all/seeds/seed-10", "all/sweep/runs/deep"]
     mixed = load_runs([runs["all/24l1h"], tmp_path / "all" / "sweep", tmp_path / "all"])
     assert [run.name for run in mixed.runs] == ["24l1h", "deep", "6l4h", "seed-9", "seed-10"] and not mixed.refused
 
@@ -124,6 +125,55 @@ def test_a_run_that_lacks_a_record_is_refused_by_name(make_run, lost: str, words
     assert [run.name for run in loaded.runs] == ["b"]
     (line,) = loaded.refused
     assert str(path) in line and words in line
+
+
+def test_a_run_without_its_config_is_refused_by_name(make_run, tmp_path: Path) -> None:
+    paths = [make_run(f"all/{name}", [3.0], [2.0]) for name in "ab"]
+    (paths[1] / "config.json").unlink()
+    for named in ([tmp_path / "all"], paths):
+        loaded = load_runs(named)
+        assert [run.name for run in loaded.runs] == ["a"]
+        (line,) = loaded.refused
+        assert str(paths[1]) in line and "config.json" in line
+
+
+def test_runs_deep_down_are_found_and_what_is_deeper_is_said(make_run, tmp_path: Path) -> None:
+    make_run("all/study/sweep/runs/a", [3.0], [2.0])
+    assert not load_runs([tmp_path / "all"]).refused
+    make_run("all/study/sweep/runs/more/b", [3.0], [2.0])
+    loaded = load_runs([tmp_path / "all"])
+    assert [run.name for run in loaded.runs] == ["a"]
+    (line,) = loaded.refused
+    assert "more than 4 levels below" in line and str(tmp_path / "all/study/sweep/runs/more/b") in line
+
+
+def test_a_run_whose_files_contradict_each_other_is_refused(make_run) -> None:
+    """Configs swapped between two folders, and an edited last loss."""
+    layers: dict[str, int] = {}
+    shapes: dict[str, dict[str, Any]] = {"a": {}, "b": {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}}
+    for name, model in shapes.items():
+        (plain,) = load_runs([make_run(f"plain/{name}", [3.0], model=model)]).runs
+        layers[name] = layer_parameters(plain.config.model)
+    paths = {}
+    for name, model in shapes.items():
+        paths[name] = make_run(name, [3.0], [2.0], model=model, record={"parameters": {"encoder": layers[name], "decoder": 0}})
+        append(paths[name], step=10, split="validation", loss=2.0, batch="b", loss_parts=[1.9, 2.06])
+        rows = (paths[name] / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (paths[name] / "metrics.jsonl").write_text("".join([rows[0], rows[2]]))
+    assert [run.name for run in load_runs([*paths.values()]).runs] == ["a", "b"]
+    configs = [(path / "config.json").read_bytes() for path in paths.values()]
+    for path, config in zip(paths.values(), reversed(configs), strict=True):
+        (path / "config.json").write_bytes(config)
+    swapped = load_runs([*paths.values()])
+    assert not swapped.runs
+    for (name, path), line in zip(paths.items(), swapped.refused, strict=True):
+        assert str(path) in line and f"{layers[name]:,} parameters by run.json" in line
+    for path, config in zip(paths.values(), configs, strict=True):
+        (path / "config.json").write_bytes(config)
+    metrics = paths["b"] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"loss": 2.0', '"loss": 1.9'))
+    edited = load_runs([*paths.values()])
+    assert [run.name for run in edited.runs] == ["a"] and "the mean of its parts 1.98" in edited.refused[0]
 
 
 def test_a_run_that_has_logged_nothing_needs_no_record(make_run) -> None:
