@@ -148,10 +148,14 @@ def test_only_the_best_value_is_trained_on_all_seeds(tuned, tmp_path, capsys):
     assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
 
 
-def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(learnable, tmp_path, capsys):
-    folder = tmp_path / "s"
+@pytest.fixture
+def lengths(learnable: list[str], tmp_path: Path) -> list[str]:
     decays = ["--config.optimizer.schedule=wsd", "--config.optimizer.decay_steps=8"]  # of 40 steps
-    lengths = ["sweep", *CONFIG, *learnable, *decays, "--axes", "budget=20,40", f"--workdir={folder}", "--parallel=2"]
+    return ["sweep", *CONFIG, *learnable, *decays, "--axes", "budget=20,40", f"--workdir={tmp_path / 's'}", "--parallel=2"]
+
+
+def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(lengths, tmp_path, capsys):
+    folder = tmp_path / "s"
     assert main(lengths) == 0
     said = capsys.readouterr().out
     assert said.index("budget-20: finished") < said.index("budget-40 ...")  # it waits
@@ -167,13 +171,20 @@ def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(learnable, tmp_pat
     assert costs[1]["tokens"] * 20 == costs[0]["tokens"] * (40 - 16)
     assert main(lengths) == 0 and "0 of 2 cells to run" in capsys.readouterr().out
 
+
+@pytest.mark.slow
+def test_a_longer_run_trains_all_its_steps_where_the_shorter_ones_checkpoint_is_gone(lengths, tmp_path, capsys):
+    folder = tmp_path / "s"
+    assert main(lengths) == 0
+    long = SweepFolder(folder).run_folder("budget-40")
     shutil.rmtree(long.path / "checkpoints" / "32")  # to make room, say
     assert main([argument.replace("=20,40", "=20,40,60") for argument in lengths]) == 0
     assert "budget-60 trains all its steps: budget-40 has no checkpoint from before its decay" in capsys.readouterr().out
     longest = SweepFolder(folder).run_folder("budget-60")
     assert longest.read_run()["branched_from"] is None
     losses = {row["step"]: row["loss"] for row in longest.read_metrics().rows if row["split"] == "train"}
-    assert all(losses[step] == rows[1][step] for step in range(1, 33))
+    before = {row["step"]: row["loss"] for row in long.read_metrics().rows if row["split"] == "train"}
+    assert all(losses[step] == before[step] for step in range(1, 33))
 
 
 @pytest.mark.slow  # tests/verdict/test_tuning.py says which values are added

@@ -22,7 +22,6 @@ from mhsh.training.step import compile_train_step
 from tests.conftest import ROOT
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
-POLICIES = ("none", "dots", "projections", "full")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,9 @@ def test_every_chip_has_a_peak():
     assert {chip.device_kind for chip in CHIPS.values()} <= PEAK_FLOPS.keys()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", ["none", "projections", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dots", "full"))]
+)
 def test_the_compiled_program_has_as_many_flops_as_the_traced_step(config_of, policy):
     config = config_of(**{"model.remat_policy": policy, "mesh.data": 1})
     mesh, optimizer = make_mesh(config, jax.devices()[:1]), build_optimizer(config)
@@ -94,7 +95,10 @@ def test_the_compilers_schedule_lies_in_the_range(make_config, chip, shape, seco
 
 @pytest.mark.parametrize(
     ("shape", "rows", "seconds"),
-    [("24l16h", 16, 23.6e-3), ("24l16h", 64, 64.3e-3), ("384l1h", 16, 128.8e-3), ("384l1h", 64, 304.2e-3), ("12l12h", 16, 9.5e-3)],
+    [
+        *(("24l16h", 16, 23.6e-3), ("384l1h", 16, 128.8e-3), ("384l1h", 64, 304.2e-3)),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("24l16h", 64, 64.3e-3), ("12l12h", 16, 9.5e-3))),
+    ],
 )
 def test_what_an_h200_took_lies_in_the_range(make_config, shape, rows, seconds):
     """Rows of 128 tokens (docs/development/speed.md)."""

@@ -27,7 +27,7 @@ MATRICES = 9  # six of a layer, the token table, the heads' two
     ("shape", "most"),
     [
         ((8, 1, 1), {"all-reduce": 4}),
-        ((1, 8, 1), {"all-gather": MATRICES, "reduce-scatter": MATRICES, "all-reduce": 4}),
+        pytest.param((1, 8, 1), {"all-gather": MATRICES, "reduce-scatter": MATRICES, "all-reduce": 4}, marks=pytest.mark.slow),
         ((2, 4, 1), {"all-gather": MATRICES, "reduce-scatter": MATRICES, "all-reduce": 6}),
     ],
 )
@@ -99,7 +99,10 @@ def test_gradients_are_added_up_over_all_shards(make_config, monkeypatch, shape,
         np.testing.assert_allclose(each, np.asarray(leaf) * ROWS_OF_BATCH.sum(), rtol=1e-6, err_msg=parameter_path(path))
 
 
-@pytest.mark.parametrize(("task", "variant", "residual"), [("bert", "2l8h", "pre_ln"), ("translation", "tiny", "admin")])
+@pytest.mark.parametrize(
+    ("task", "variant", "residual"),
+    [("bert", "2l8h", "pre_ln"), pytest.param("translation", "tiny", "admin", marks=pytest.mark.slow)],
+)
 def test_kernels_are_used_in_compute_dtype_alone(make_config, task, variant, residual):
     """So gathering them in it changes nothing, where XLA may not leave their rounding out."""
     config = make_config(task, variant, **{"model.compute_dtype": "bfloat16", "model.residual": residual})
