@@ -4,6 +4,7 @@ does what theirs did.
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -43,6 +44,9 @@ def settings(folder, **fields):
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
 
 
+NESTED = functools.reduce(lambda inner, _: {"type": "Sequence", "normalizers": [inner]}, range(200), {"type": "Lowercase"})
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_what_is_written_is_read(tmp_path, lowercase):
     write_vocabulary(tmp_path, small_tokenizer(lowercase), lowercase=lowercase, max_positions=16, masks=True)
@@ -77,6 +81,10 @@ def test_each_file_alone_and_both(tmp_path):
         (dict(model__vocab={"[PAD]": 0, "a": 2}), "must number all tokens 0, 1, ..."),
         (dict(model__vocab={"[PAD]": 0, "[UNK]": 1}), "and have [PAD], [UNK], [CLS], [SEP], [MASK]"),
         (dict(model__vocab={token: n for n, token in enumerate((*TOKENS, "a\nb"))}), "has the token 'a\\nb'"),
+        # A hostile file: a number without end, nesting, an expression that takes for ever.
+        (dict(model__vocab={"[PAD]": 1 << 70}), "expected u32"),
+        (dict(normalizer=NESTED), "recursion limit exceeded"),
+        (dict(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}), "another"),
         (dict(added_tokens=[ADDED | {"content": "<new>", "id": len(TOKENS)}]), "must number all tokens 0, 1, ..."),
     ],
 )

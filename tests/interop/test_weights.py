@@ -108,6 +108,21 @@ def test_truncated_and_damaged_files_are_refused(tmp_path):
     assert refused > 500
 
 
+@pytest.mark.parametrize(
+    ("length", "header", "message"),
+    [
+        (1 << 63, b"{}", "header too large"),
+        (None, b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion limit exceeded"),
+        (None, b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}', "not fully covered"),
+        (None, b'{"a":{"dtype":"F32","shape":[4611686018427387904,8],"data_offsets":[0,0]}}', "overflow"),
+    ],
+)
+def test_a_hostile_header_is_one_line(tmp_path, length, header, message):
+    """A length without end, nesting, and tensors larger than any file."""
+    (tmp_path / WEIGHTS_FILE).write_bytes(struct.pack("<Q", length or len(header)) + header)
+    assert message in refusal(tmp_path / WEIGHTS_FILE)
+
+
 def test_one_file_by_its_folder_or_its_name(tmp_path):
     save_file(A, tmp_path / WEIGHTS_FILE)
     save_file(B, tmp_path / "other.safetensors")
