@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mhsh.errors import Unavailable
+from mhsh.storage import outage
 from mhsh.storage.run_folder import Counters
+from mhsh.training.checkpoints import verify
 from mhsh.training.checkpoints.verify import FILE_MANIFEST, as_hex, checksum, checksums, find_damage, write_file_manifest
 from tests.training.states import mesh_of
 
@@ -80,6 +84,27 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_untouched_folder_is_whole(folder):
     assert find_damage(epath.Path(folder)) is None
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("reads", ["_listed_files", "_size_and_digest"])
+def test_a_read_that_fails_is_no_damage(folder, monkeypatch, code, reads):
+    """It is read again; a disk that goes on failing ends the run, and sets nothing aside."""
+    read, failures = getattr(verify, reads), [1]
+
+    def failing(path):
+        if failures[0]:
+            failures[0] -= 1
+            raise OSError(code, os.strerror(code), str(path))
+        return read(path)
+
+    monkeypatch.setattr(verify, reads, failing)
+    assert find_damage(epath.Path(folder)) is None and not failures[0]
+    monkeypatch.setattr(outage._state, "patience", 0.2)
+    failures[0] = 99
+    with pytest.raises(Unavailable, match="run the same command again"):
+        find_damage(epath.Path(folder))
+    outage.answered()
 
 
 def test_files_that_are_not_listed_do_no_harm(folder):

@@ -23,6 +23,7 @@ from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import Refused, is_remote
 from mhsh.storage.files import absolute, make_durable, make_name_durable
+from mhsh.storage.outage import TRANSIENT
 from mhsh.storage.questions import entries, exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import Counters, committed_steps
 from mhsh.training.checkpoints.verify import (
@@ -39,8 +40,12 @@ from mhsh.training.state import TrainState
 
 ITEMS = ("params", "opt_state", "manifest")
 _READ_ONLY = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
-# What TensorStore says of a bucket that answers 429 or 5xx, or not at all, after its own tries.
-_PASSES = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: Error (?:reading|writing)|HTTP response code: (?:429|5..)")
+# What TensorStore says of a bucket that answers 429 or 5xx, or not at all, after its own tries, and
+# of a disk that fails.
+_PASSES = re.compile(
+    "UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: Error (?:reading|writing)|HTTP response code: (?:429|5..)"
+    "|Input/output error|Stale file handle"
+)
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 
 # Orbax logs, with tracebacks, what it then raises, and warns of how it is used here.
@@ -270,10 +275,11 @@ class Checkpoints(StoredCheckpoints):
 
 
 def _raise_passing(error: Exception, what: str) -> None:
-    """Raises the error of a bucket that does not answer, or not to this login, as a line."""
+    """Raises the error of storage that does not answer, or not to this login, as a line."""
     if isinstance(error, Refused):
         raise error
-    if isinstance(error, Unavailable) or _PASSES.search(str(error)):
+    fails = isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in TRANSIENT)
+    if fails or _PASSES.search(str(error)):
         raise Unavailable(f"{what} ({_first_line(error)}); run the same command again") from error
 
 

@@ -28,6 +28,7 @@ from jaxtyping import Array, UInt32
 from mhsh.errors import UserError
 from mhsh.storage.bucket import Refused, is_remote
 from mhsh.storage.files import make_durable, parse_object, whole_file
+from mhsh.storage.outage import TRANSIENT, retried
 from mhsh.storage.questions import entries, exists, is_dir, is_file
 from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
@@ -125,13 +126,20 @@ def find_damage(folder: epath.Path) -> str | None:
     that leads out of `folder`, or to something that is no file, is damage: nothing of it is opened.
 
     Raises:
-      UserError: a bucket does not answer, or not to this login.
+      UserError: a bucket is not for this login.
+      Unavailable: the storage does not answer, which says nothing of the files.
     """
+    return _damage(folder) if is_remote(folder) else retried(lambda: _damage(folder), folder)
+
+
+def _damage(folder: epath.Path) -> str | None:
     try:
         listed = _listed_files(folder / FILE_MANIFEST)
     except Refused:
         raise
-    except (OSError, UserError, KeyError, TypeError, ValueError):
+    except (OSError, UserError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in TRANSIENT and not is_remote(folder):
+            raise
         return f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
     name = ""
     try:
@@ -149,6 +157,8 @@ def find_damage(folder: epath.Path) -> str | None:
     except Refused:
         raise
     except OSError as error:
+        if error.errno in TRANSIENT and not is_remote(folder):
+            raise
         return f"{name} cannot be read ({error.strerror or error})"
     return None
 
