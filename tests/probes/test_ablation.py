@@ -36,7 +36,7 @@ def with_layers(params, order, stack="encoder"):
     return params | {stack: params[stack] | {"layers": layers}}
 
 
-@pytest.fixture(scope="module", params=["admin", "pre_ln"])
+@pytest.fixture(scope="module", params=["admin", pytest.param("pre_ln", marks=pytest.mark.slow)])
 def ablated(request, tiny, make_batch, random_params):
     config = tiny(residual=request.param, num_layers=4)
     params, batches = random_params(config), [make_batch(SEGMENTS, seed=seed) for seed in (0, 1)]
