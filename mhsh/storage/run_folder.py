@@ -42,6 +42,7 @@ from mhsh.storage.files import (
 )
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
 from mhsh.storage.rows import CutRows, Metrics, RowsFile, read_rows
+from mhsh.storage.run_record import check_record
 
 METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
@@ -207,13 +208,17 @@ class RunFolder:
         of changes that hold before `step` (None: of all).
         """
         changed = self.read_run().get("changed", {}) if self.has_run_record() else {}
-        if not isinstance(changed, dict) or not all(at.isdecimal() and isinstance(values, dict) for at, values in changed.items()):
-            raise UserError(f"{self.path / 'run.json'} is damaged: changed is {changed!r:.80}; put it back from a copy")
         return {at: changed[at] for at in sorted(changed, key=int) if step is None or int(at) < step}
 
-    def read_run(self) -> dict[str, Any]:
-        """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status."""
-        return self._read_json("run.json")
+    def read_run(self, *needed: str) -> dict[str, Any]:
+        """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status.
+
+        Raises:
+          UserError: it is missing or damaged, or has not all that is needed.
+        """
+        record = self._read_json("run.json")
+        check_record(record, self.path / "run.json", needed)
+        return record
 
     def lineage(self, step: int) -> list[dict[str, Any]]:
         """This run up to `step`, then the run that it started from, and so on: what a run that
@@ -224,11 +229,11 @@ class RunFolder:
         `entries` the user's schemes and optimizers with their files. An imported
         checkpoint has None for all but folder, step and config.
         """
-        record = self.read_run() if self.has_run_record() else {}
+        record = self.read_run("data", "code", "numerics") if self.has_run_record() else {}
         used = self.counters(step)
         own: dict[str, Any] = {"folder": str(self.path), "step": step}
         own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
-        own["fingerprint"] = record["data"]["fingerprint"] if record else None
+        own["fingerprint"] = record["data"].get("fingerprint") if record else None
         own["entries"] = record.get("entries", [])
         for name in ("code", "numerics"):
             own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
@@ -373,18 +378,9 @@ def committed_steps(checkpoints: epath.PathLike) -> list[int]:
 
 
 def recorded_lineage(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs that a run started from, nearest first, by its run.json; see `RunFolder.lineage`.
-
-    Raises:
-      UserError: it is no list of runs.
-    """
+    """The runs that a run started from, nearest first, by its run.json; see `RunFolder.lineage`."""
     start = record.get("started_from")
-    if not start:
-        return []
-    lineage = start.get("lineage") if isinstance(start, dict) else None
-    if not isinstance(lineage, list) or not all(isinstance(run, dict) and isinstance(run.get("step"), int) for run in lineage):
-        raise UserError(f"run.json is damaged: started_from is {start!r:.80}; put it back from a copy")
-    return lineage
+    return start["lineage"] if start else []
 
 
 def vocab_file(config: Config) -> str:

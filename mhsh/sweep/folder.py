@@ -18,8 +18,10 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from mhsh.config.fields import format_differences
@@ -32,7 +34,7 @@ from mhsh.storage.files import MissingFile, read_object, write_atomically
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import RunFolder
-from mhsh.sweep.axes import Axis, Cell
+from mhsh.sweep.axes import Axis, Cell, Value
 
 # The states of a cell.
 FINISHED = "finished"  # all steps are done
@@ -54,6 +56,26 @@ class Choosing(NamedTuple):
 
     over: str  # as --over named it
     seeds: int | None  # how many choose; None: half of them
+
+
+class _PlanAxis(Struct):
+    path: str
+    values: list[Value]
+
+
+class _PlanCell(Struct):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9._+-]*$")]  # of a folder
+    settings: dict[str, Value]
+    config: dict[str, Any]
+    cost: dict[str, int]
+
+
+class _PlanFile(Struct):
+    """What plan.json holds; it may come from anybody."""
+
+    axes: list[_PlanAxis]
+    cells: list[_PlanCell]
+    choosing: Choosing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +133,15 @@ class SweepFolder:
         try:
             fields = read_object(path)
             version = check_version(fields, path)
+            msgspec.convert(fields, _PlanFile)
             axes = tuple(Axis(current_path(axis["path"], version), tuple(axis["values"])) for axis in fields["axes"])
             cells = tuple(_read_cell(cell, path, version) for cell in fields["cells"])
             chosen = fields.get("choosing")  # absent from plans of before
             choosing = Choosing(current_path(chosen["over"], version), chosen["seeds"]) if chosen else None
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged: {error!r}; put it back from a copy") from error
+        except msgspec.ValidationError as error:
+            raise UserError(f"{path} is damaged: {error}; put it back from a copy") from error
         return Plan(axes, cells, choosing)
 
     def run_folder(self, name: str) -> RunFolder:

@@ -12,7 +12,7 @@ def ending(folder: RunFolder, config: Config) -> list[str]:
     """Of a run that is finished or was stopped, a line each: how long it took in all its processes,
     its losses, whether it trained, and its newest checkpoint.
     """
-    record, step, steps = folder.read_run(), folder.newest_checkpoint(), config.train.num_steps
+    record, step, steps = folder.read_run("wall_seconds", "data"), folder.newest_checkpoint(), config.train.num_steps
     what = f"finished {steps} steps" if step == steps else f"stopped after step {step} of {steps}"
     lines = [f"{what}, in {duration(sum(record['wall_seconds'].values()))}"]
     at, losses = folder.read_metrics().series("validation", "step", "loss")
@@ -20,8 +20,9 @@ def ending(folder: RunFolder, config: Config) -> list[str]:
         lowest = min(range(len(losses)), key=losses.__getitem__)
         other = f" (lowest: {format_loss(losses[lowest])} at step {at[lowest]:.0f})" if losses[lowest] < losses[-1] else ""
         lines.append(f"validation loss {format_loss(losses[-1])} at step {at[-1]:.0f}{other}")
-    entropy, outcome = record["data"]["unigram_entropy"], record.get("outcome")
-    if outcome is not None and (step == steps or (step or 0) >= plateau_due(config)):  # before that it says nothing yet
+    entropy, outcome = record["data"].get("unigram_entropy"), record.get("outcome")
+    is_due = step == steps or (step or 0) >= plateau_due(config)  # before that the outcome says nothing yet
+    if is_due and outcome is not None and entropy is not None:
         lines.append(outcome_words(outcome, config, entropy))
         if outcome == ON_PLATEAU and losses:
             lines.append(f"to try in another --workdir: {what_to_try(config, losses[-1], entropy)}")

@@ -127,7 +127,7 @@ def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | No
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
 
     if folder.has_run_record():
-        clock.add(folder.read_run()["wall_seconds"])
+        clock.add(folder.read_run("wall_seconds")["wall_seconds"])
     record = RunRecord(run, state, compile_seconds, started_from, step, lost, {path: now for path, (_, now) in changed.items()})
     record.write("running")
     with StopSignals() as stop:  # until all is written
@@ -229,7 +229,7 @@ def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
     used = folder.counters(step)
     assert used is not None, "it was trained"
     cut = folder.cut_metrics(step, used.rows, accept_gap)
-    record = folder.read_run()
+    record = folder.read_run("lost_rows")
     if cut.lost and str(step) not in record["lost_rows"]:
         folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
     if config.train.tracker == "wandb":

@@ -248,7 +248,7 @@ def _initial_omega(run: Run, state: TrainState) -> dict[str, list[float]] | None
     if run.config.model.residual != "admin":
         return None
     if run.folder.has_run_record():
-        return run.folder.read_run()["omega"]
+        return run.folder.read_run("omega")["omega"]
     # All elements of a fresh omega vector are equal.
     fresh = jax.jit(lambda params: {stack: omega[..., 0] for stack, omega in read_omega(params).items()})(state.params)
     return {stack: np.asarray(omega).reshape(-1).tolist() for stack, omega in in_stack_order(jax.device_get(fresh)).items()}

@@ -162,7 +162,7 @@ def _start_wandb(folder: RunFolder) -> Any:
     import wandb
 
     identity = _identity(folder)
-    facts = {"parameters": folder.read_run()["parameters"], "run_folder": str(absolute(folder.path))}
+    facts = {"parameters": folder.read_run("parameters")["parameters"], "run_folder": str(absolute(folder.path))}
     return wandb.init(
         project=identity["project"],
         id=identity["id"],

@@ -123,7 +123,12 @@ def test_what_is_no_sweep_is_refused(tmp_path):
         SweepFolder("gs://bucket/s")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"axes": []}', '{"axes": [{}], "cells": []}', '{"axes": 3, "cells": 4}'])
+PLAN = '{"axes": [], "cells": [{"name": "%s", "settings": {}, "config": {}, "cost": {}}]}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"axes": []}', '{"axes": [{}], "cells": []}', '{"axes": 3, "cells": 4}', PLAN % "../../x"]
+)
 def test_a_damaged_plan_is_one_line(folder, text):
     (folder.path / "plan.json").write_text(text)
     with pytest.raises(UserError, match=r"plan.json"):

@@ -4,7 +4,12 @@ curve.
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import json
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mhsh.config.entries import REGISTRIES, check_recorded
 from mhsh.config.shapes import layer_parameters
+from mhsh.errors import UserError
+from mhsh.report.build import build_report
 from mhsh.storage.outcome import LEFT, NO_METRICS
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import compare
 from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, read_rows
 from tests.planted import lineage_of
 
@@ -176,15 +186,54 @@ def test_a_run_whose_files_contradict_each_other_is_refused(make_run) -> None:
     assert [run.name for run in edited.runs] == ["a"] and "the mean of its parts 1.98" in edited.refused[0]
 
 
+GONE = object()
+
+
+def test_a_record_of_anybody_is_read_or_refused_in_a_line(make_run) -> None:
+    """Each value of run.json is replaced by one of another type, or taken away."""
+    path = make_run("a", [3.0], [2.0])
+    folder, config = RunFolder(path), json.loads((path / "config.json").read_text())
+    entry = {"field": "model.residual", "name": "gated", "file": "mine.py", "sha256": "ab" * 32}
+    parent = {"step": 3, "tokens": 1, "code": {"0": "a"}, "numerics": {"0": {}}, "entries": [entry], "config": config}
+    full = {"entries": [entry], "lost_rows": {"3": 2}, "wall_seconds": {"a": 1.0}, "started_from": {"lineage": [parent]}}
+    whole = json.loads((path / "run.json").read_text()) | full
+
+    refused = 0
+    for keys, value in itertools.product(places_of(whole), (GONE, None, "x")):
+        (path / "run.json").write_text(json.dumps(changed(whole, keys, value)))
+        try:
+            check_recorded(folder.read_config(), folder.read_run(), path, REGISTRIES)
+            experiment = load_experiment([path])
+            if any(group.runs for group in experiment.groups):
+                build_report([compare(experiment)])
+            folder.lineage(3)
+        except UserError as error:
+            refused += 1
+            assert str(error).startswith(str(path)) and "\n" not in str(error), (keys, value)
+    assert refused > 50
+
+
+def places_of(value: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The paths of all values in plain JSON, those of a config apart."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*above, key)
+        if key != "config":
+            yield from places_of(value[key], (*above, key))
+
+
+def changed(whole: Any, keys: tuple[str | int, ...], value: Any) -> Any:
+    whole = copy.deepcopy(whole)
+    holder = functools.reduce(operator.getitem, keys[:-1], whole)
+    if value is GONE:
+        del holder[keys[-1]]
+    else:
+        holder[keys[-1]] = value
+    return whole
+
+
 def test_a_run_that_has_logged_nothing_needs_no_record(make_run) -> None:
     (run,) = load_runs([make_run("a", with_record=False)]).runs
     assert not run.has_logged and run.outcome == NO_METRICS
-
-
-def test_records_of_another_shape_read_as_not_recorded(make_run) -> None:
-    run = load_runs([make_run("a", [3.0], record={"data": "text", "parameters": {"total": "many"}})]).runs[0]
-    assert run.recorded("data", "fingerprint") is None
-    assert run.recorded_number("parameters", "total") is None
 
 
 def test_a_run_whose_parent_this_version_cannot_read_is_refused(make_run) -> None:
