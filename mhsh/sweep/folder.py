@@ -70,12 +70,17 @@ class _PlanCell(Struct):
     cost: dict[str, int]
 
 
+class _PlanChoosing(Struct):
+    over: str
+    seeds: int | None
+
+
 class _PlanFile(Struct):
     """What plan.json holds; it may come from anybody."""
 
     axes: list[_PlanAxis]
     cells: list[_PlanCell]
-    choosing: Choosing | None = None
+    choosing: _PlanChoosing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
