@@ -18,6 +18,7 @@ ALLOWED = {
     "mhsh/data/local_shards.py": {"exists", "rglob"},  # of the bucket's client; the cache and a folder just written
     "mhsh/data/shards.py": {"glob"},  # what is to be deleted
     "mhsh/data/text_files.py": {"glob"},  # a glob of the user's
+    "mhsh/training/compiling.py": {"rglob"},  # compiled programs that are to be deleted
     "mhsh/training/trackers.py": {"glob"},  # wandb's own folder
     "mhsh/training/watching.py": {"rglob"},  # a temporary folder
 }
