@@ -90,9 +90,11 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("translation", "translation", "tiny"),
         ("bytes", "quickstart", "6l4h_post_ln"),
     ):
-        folder = RunFolder.open_for_training(room / name, from_dict(load_fields(task, variant)))
+        config = from_dict(load_fields(task, variant))
+        folder = RunFolder.open_for_training(room / name, config)
         if name != "begun":
-            folder.append_metrics([{"step": 1, "split": "train", "tokens": 512, "flops": 1e9, "seconds": 0.1, "loss": 3.0}])
+            step = config.train.num_steps if name == "recorded" else 1  # it is finished
+            folder.append_metrics([{"step": step, "split": "train", "tokens": 512, "flops": 1e9, "seconds": 0.1, "loss": 3.0}])
     (room / "run" / WORDPIECE_FILE).write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]) + "\n")
     RunFolder(room / "recorded").write_run(
         {"status": "finished", "data": {"empty": 0}, "parameters": {"total": 1}, **TRAINED_ALIKE}
