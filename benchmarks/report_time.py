@@ -1,4 +1,5 @@
-"""Times `mhsh compare` on many long runs, from the start of the process to the written files.
+"""Measures `mhsh compare` on many long runs, from the start of the process to the written files:
+seconds, CPU-seconds and the largest memory.
 
   python benchmarks/report_time.py RUN... [--runs=20] [--rows=100000] [--rounds=5]
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import shutil
 import statistics
@@ -37,10 +39,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = [write_run(Path(folder), options.models, number, options.rows) for number in range(options.runs)]
         size = sum((run / "metrics.jsonl").stat().st_size for run in runs)
-        seconds = [timed(runs, Path(folder) / "report.html") for _ in range(options.rounds)]
-    print(
-        json.dumps({"runs": len(runs), "rows": options.rows, "bytes": size, "median": statistics.median(seconds), "all": seconds})
-    )
+        measured = [compared(runs, Path(folder) / "report.html") for _ in range(options.rounds)]
+    medians = {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+    print(json.dumps({"runs": len(runs), "rows": options.rows, "bytes": size, **medians, "all": measured}))
 
 
 def write_run(folder: Path, models: list[Path], number: int, rows: int) -> Path:
@@ -51,8 +52,8 @@ def write_run(folder: Path, models: list[Path], number: int, rows: int) -> Path:
     config = json.loads((model / "config.json").read_text())
     config["train"] |= {"seed": seed, "num_steps": rows}
     (run / "config.json").write_text(json.dumps(config))
-    for name in ("run.json", "vocab.txt"):
-        shutil.copy(model / name, run / name)
+    for path in (model / "run.json", *model.glob("vocab.txt")):
+        shutil.copy(path, run)
     logged = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
     last = {split: [row for row in logged if row["split"] == split][-1] for split in ("train", "validation")}
     noise = random.Random(number)
@@ -70,12 +71,15 @@ def row_at(step: int, last: dict[str, Any], noise: random.Random) -> dict[str, A
     return last | axes | {"step": step, "loss": 2 + 5 / math.sqrt(step) + 0.05 * noise.random()}
 
 
-def timed(runs: list[Path], out: Path) -> float:
-    """Seconds of the whole command."""
+def compared(runs: list[Path], out: Path) -> dict[str, float]:
+    """What the whole command takes."""
     command = [str(Path(sys.executable).with_name("mhsh")), "compare", *map(str, runs), f"--out={out}"]
     start = time.perf_counter()
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0, status
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "largest_mb": used.ru_maxrss / 1000}
 
 
 if __name__ == "__main__":

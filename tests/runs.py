@@ -74,15 +74,14 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    while not any(row["step"] >= step for row in RunFolder(folder).read_metrics().rows):
+    while not any(row["step"] >= step for row in RunFolder(folder).rows()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
 
 def rows_without_timings(folder: Path) -> list[dict[str, Any]]:
-    metrics = RunFolder(folder).read_metrics()
-    assert metrics.problem is None
-    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in metrics.rows]
+    assert RunFolder(folder).read_metrics().problem is None
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in RunFolder(folder).rows()]
 
 
 def final_state(folder: Path) -> list[np.ndarray]:

@@ -108,7 +108,7 @@ def test_when_one_freezes_the_other_ends_with_its_stacks(corpus, tmp_path):
     processes[1].communicate()
     assert processes[0].returncode == 75, out
     assert "nothing was done for 8 s: this process hangs" in err and "loop.py" in err
-    assert RunFolder(tmp_path / "run").read_metrics().rows
+    assert RunFolder(tmp_path / "run").read_metrics().count
 
 
 @pytest.mark.slow

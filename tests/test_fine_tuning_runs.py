@@ -89,7 +89,7 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
         }
         assert (run.path / "vocab.txt").read_bytes() == (pretrained / "vocab.txt").read_bytes()
     summary = json.loads((workdir / "summary.json").read_text())["figures"]
-    last = [run.read_metrics().rows[-1] for run in runs]
+    last = [[*run.rows()][-1] for run in runs]
     for name in ("accuracy", "loss"):
         values = [row[name] for row in last]
         assert summary[name]["by_seed"] == {"0": values[0], "7": values[1]}
@@ -147,7 +147,7 @@ def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_pa
     trained = RunFolder(tmp_path / "run" / "seed-0")
     assert trained.read_run()["started_from"] is None and summary["started_from"] is None
     assert trained.read_run()["data"]["overlap"] == {"count": 24, "of": 24}
-    validated = [row["batch"] for row in trained.read_metrics().rows if row["split"] == "validation"]
+    validated = [row["batch"] for row in trained.rows() if row["split"] == "validation"]
     assert validated and len(set(validated)) == 1
 
     answers, details = tmp_path / "answers.json", tmp_path / "details.json"
@@ -213,5 +213,5 @@ def test_a_second_phase_goes_on_with_longer_rows(second_phase, tmp_path):
     ran(*second_phase, f"--workdir={tmp_path / 'second'}")
     record = RunFolder(tmp_path / "second").read_run()
     assert record["started_from"]["moments"] is True and record["started_from"]["step"] == 2
-    row = RunFolder(tmp_path / "second").read_metrics().rows[0]
+    row = next(RunFolder(tmp_path / "second").rows())
     assert row["learning_rate"] == pytest.approx(1e-4 * 4 / 31, rel=1e-6)  # of 40 steps, 10 of warm-up, the 37th

@@ -99,7 +99,7 @@ def test_a_full_disk_ends_the_run_with_the_checkpoints_before_it_whole(unbroken,
 
 def last_step(workdir: Path) -> int:
     """The last step that metrics.jsonl knows; 0 where it knows none."""
-    return max((row["step"] for row in RunFolder(workdir).read_metrics().rows), default=0)
+    return max((row["step"] for row in RunFolder(workdir).rows()), default=0)
 
 
 def killed_once(workdir: Path, arguments: list[str], after: float) -> int:

@@ -108,7 +108,7 @@ def test_a_run_of_the_first_schema_is_compared_restored_exported_and_resumed_by_
     assert "resuming from the checkpoint of step 3" in done.stdout and (tmp_path / "exported" / "model.safetensors").exists()
     assert json.loads((stopped / "run.json").read_text())["schema"] == NEXT
     rows = [RunFolder(folder).read_metrics().series("train", "step", "loss") for folder in (first, stopped)]
-    assert rows[0][0] == rows[1][0] and rows[0][1] == pytest.approx(rows[1][1], abs=1e-4)
+    assert rows[0][0].tolist() == rows[1][0].tolist() and rows[0][1] == pytest.approx(rows[1][1], abs=1e-4)
     ledger = json.loads((tmp_path / "report.json").read_text())
     assert ledger["schema"] == NEXT and "cap" not in json.dumps(ledger["report"])
     # config.json is of the first schema, run.json and the checkpoint of the next.

@@ -170,9 +170,9 @@ def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str,
 
 def _last_validation(folder: RunFolder) -> dict[str, float]:
     """The figures of the last validation row, without what it shares with a training row."""
-    *_, last = (row for row in folder.read_metrics().rows if row["split"] == "validation")
-    others = ("step", "split", "tokens", "flops", "seconds", "loss_parts", "batch")
-    return {name: value for name, value in last.items() if name not in others}
+    metrics, others = folder.read_metrics(), ("step", "split", "tokens", "flops", "seconds", "loss_parts", "batch")
+    names = [name for name in metrics.keys("validation") if name not in others]
+    return {name: float(metrics.numbers("validation", name)[-1]) for name in names}
 
 
 def _print_table(summary: Mapping[str, Mapping[str, Any]]) -> None:

@@ -280,7 +280,7 @@ class _Progress:
         if state.kind == FINISHED:
             self._seconds, self._flops = self._seconds + seconds, self._flops + flops
             _, losses = self._folder.run_folder(cell.name).read_metrics().series("validation", "step", "loss")
-            words += f", validation loss {text.format_loss(losses[-1])}" if losses else ""
+            words += f", validation loss {text.format_loss(losses[-1])}" if len(losses) else ""
         took = text.duration(seconds)
         if self._left and self._flops:
             took += f"; about {text.duration(self._seconds / self._flops * sum(self._left.values()) / self._parallel)} left"

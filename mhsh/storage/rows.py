@@ -1,10 +1,12 @@
-"""The rows of a metrics.jsonl: appended, read, and cut where a run goes on from a checkpoint."""
+"""The file of a run's rows, metrics.jsonl: appended, read, and cut where a run goes on from a
+checkpoint.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,21 +22,9 @@ from mhsh.storage.files import opened, replacing
 from mhsh.storage.guarded import GuardedObject, Taken
 
 _DECODER = msgspec.json.Decoder()  # three times as fast as json
-
-
-@dataclasses.dataclass(frozen=True)
-class Metrics:
-    """The rows of a metrics.jsonl up to its first damaged line, and what is wrong with the file, or
-    None.
-    """
-
-    rows: list[dict[str, Any]]
-    problem: str | None
-
-    def series(self, split: str, x: str, y: str) -> tuple[list[float], list[float]]:
-        """x and y of the rows of `split` (train or validation) that have both; null becomes nan."""
-        rows = [row for row in self.rows if row["split"] == split and x in row and y in row]
-        return [_number(row[x]) for row in rows], [_number(row[y]) for row in rows]
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
+_BLOCK = 1 << 18  # bytes read at once
+_LONGEST_LINE = 1 << 24  # bytes; what is longer is no row
 
 
 class CutRows(NamedTuple):
@@ -105,11 +95,11 @@ class RowsFile:
         count = lines = last = damaged = 0
         kept_seconds = all_seconds = 0.0
         try:
-            with _stream(path) as file:
-                for lines, line in enumerate(file, 1):
-                    row = _parse_row(line)
+            for _, rows in parsed(path):
+                lines += len(rows)
+                for line, row in enumerate(rows, lines - len(rows) + 1):
                     if row is None:
-                        damaged = damaged or lines
+                        damaged = damaged or line
                         continue
                     if isinstance(row.get("seconds"), int | float):
                         all_seconds = row["seconds"]
@@ -126,8 +116,7 @@ class RowsFile:
                 "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
             )
         if count < lines:
-            with _stream(path) as file:
-                keep(line for line in file if (row := _parse_row(line)) is not None and row["step"] <= step)
+            keep(_up_to(path, step))
         return CutRows(count, expected - count, all_seconds - kept_seconds)
 
     def _keep(self, lines: Iterator[bytes]) -> None:
@@ -135,22 +124,39 @@ class RowsFile:
             written.writelines(lines)
 
 
-def read_rows(path: epath.Path) -> Metrics:
-    """All rows up to the first damaged line. `problem` names that line, or a missing file."""
-    rows: list[dict[str, Any]] = []
-    try:
-        with _stream(path) as file:
-            for line in file:
-                row = _parse_row(line)
-                if row is None:
-                    damage = "is damaged" if line.endswith(b"\n") else "is cut short"
-                    return Metrics(rows, f"{path} line {len(rows) + 1} {damage}; only the {len(rows)} rows before it are read")
-                rows.append(row)
-    except FileNotFoundError:
-        return Metrics([], f"{path} does not exist; the run has logged nothing")
-    except OSError as error:
-        return Metrics(rows, f"cannot read {path}: {error.strerror}")
-    return Metrics(rows, None if rows else f"{path} is empty; the run has logged nothing")
+def rows_in(path: epath.Path) -> Iterator[dict[str, Any]]:
+    """One row after the other, up to the first damaged line; none where there is no file."""
+    with contextlib.suppress(FileNotFoundError):
+        for _, rows in parsed(path):
+            yield from itertools.takewhile(lambda row: row is not None, rows)
+            if None in rows:
+                return
+
+
+def parsed(path: epath.Path) -> Iterator[tuple[bytes, list[Any]]]:
+    """The file in pieces of whole lines, with the row in each line; None: the line is damaged, or
+    has no end.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    with _stream(path) as file:
+        begun = b""
+        while block := file.read(_BLOCK):
+            whole, newline, begun = (begun + block).rpartition(b"\n")
+            if newline:
+                yield whole + newline, _parse(whole + newline)
+            if len(begun) > _LONGEST_LINE:
+                break
+        if begun:
+            yield begun, [None]
+
+
+def _up_to(path: epath.Path, step: int) -> Iterator[bytes]:
+    """The lines of the rows up to `step`."""
+    for chunk, rows in parsed(path):
+        lines = chunk.split(b"\n")
+        yield b"".join(line + b"\n" for line, row in zip(lines, rows, strict=False) if row is not None and row["step"] <= step)
 
 
 @contextlib.contextmanager
@@ -167,18 +173,21 @@ def _stream(path: epath.Path) -> Iterator[IO[bytes]]:
     yield io.BytesIO(content)
 
 
-def _parse_row(line: bytes) -> dict[str, Any] | None:
-    """The row in a line of metrics.jsonl; None where the line is damaged or has no end."""
+def _parse(lines: bytes) -> list[dict[str, Any] | None]:
+    rows: list[Any] = []
+    with contextlib.suppress(*_DAMAGED):  # which line is, is seen below
+        rows = _DECODER.decode_lines(lines)
+    # A row in each line: every line begins and ends as an object does, and there are as many.
+    if not len(rows) == lines.count(b"\n") == lines.count(b"}\n{") + 1 or not (lines.startswith(b"{") and lines.endswith(b"}\n")):
+        rows = [_row(line) for line in lines.split(b"\n")[:-1]]
+    return [row if type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str else None for row in rows]
+
+
+def _row(line: bytes) -> Any:
     try:
-        row = _DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # RecursionError: thousands of nested brackets
+        return _DECODER.decode(line)
+    except _DAMAGED:
         return None
-    is_row = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str)
-    return row if is_row and line.endswith(b"\n") else None
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _finite_or_none(value: Any) -> Any:

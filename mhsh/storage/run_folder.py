@@ -40,8 +40,9 @@ from mhsh.storage.files import (
     whole_file,
     write_atomically,
 )
+from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
-from mhsh.storage.rows import CutRows, Metrics, RowsFile, read_rows
+from mhsh.storage.rows import CutRows, RowsFile, rows_in
 from mhsh.storage.run_record import check_record
 
 METRICS_FILE = "metrics.jsonl"
@@ -347,7 +348,11 @@ class RunFolder:
 
     def read_metrics(self) -> Metrics:
         """All rows up to the first damaged line. `problem` names that line, or a missing file."""
-        return read_rows(self.path / METRICS_FILE)
+        return read_metrics(self.path / METRICS_FILE)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of `read_metrics`, one after the other."""
+        return rows_in(self.path / METRICS_FILE)
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""

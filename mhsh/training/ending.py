@@ -15,7 +15,7 @@ def ending(folder: RunFolder, config: Config) -> list[str]:
     record, step, steps = folder.read_run("wall_seconds", "data"), folder.newest_checkpoint(), config.train.num_steps
     what = f"finished {steps} steps" if step == steps else f"stopped after step {step} of {steps}"
     lines = [f"{what}, in {duration(sum(record['wall_seconds'].values()))}"]
-    at, losses = folder.read_metrics().series("validation", "step", "loss")
+    at, losses = (column.tolist() for column in folder.read_metrics().series("validation", "step", "loss"))
     if losses:
         lowest = min(range(len(losses)), key=losses.__getitem__)
         other = f" (lowest: {format_loss(losses[lowest])} at step {at[lowest]:.0f})" if losses[lowest] < losses[-1] else ""

@@ -225,7 +225,8 @@ def outcome_of(run: Run) -> str:
     metrics = run.folder.read_metrics()
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
-    return plateau_outcome(smoothed_final(losses), validation[-1] if validation else None, run.corpus.unigram_entropy)
+    last = float(validation[-1]) if len(validation) else None
+    return plateau_outcome(smoothed_final(losses), last, run.corpus.unigram_entropy)
 
 
 def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:

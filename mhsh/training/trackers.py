@@ -115,7 +115,7 @@ class WandbRun(Tracker):
             for path in own.parent.glob(f"offline-run-*/run-{self._run.id}.wandb"):
                 if path.parent != own:
                     path.with_name(f"{path.name}.synced").touch()  # `wandb sync` skips it
-        for row in folder.read_metrics().rows:
+        for row in folder.rows():
             self.on_row(row)
 
     def on_row(self, row: Mapping[str, Any]) -> None:

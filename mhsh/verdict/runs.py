@@ -22,6 +22,7 @@ from mhsh.errors import UserError
 from mhsh.storage import outcome
 from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.files import absolute
+from mhsh.storage.metrics import Metrics, number
 from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.text import numbered, sanitize
@@ -34,7 +35,6 @@ _COUNTED = ("post_ln", "admin", "pre_ln")  # schemes whose layers `layer_paramet
 _PARTS_APART = 0.5  # deviations of the parts: their mean is that near to the loss, as some parts have more tokens
 LEVELS = 4  # of folders that are searched for runs: runs/STUDY/SWEEP/runs/CELL
 _SKIPPED = "skipped"  # true in the rows whose update was not applied, absent from all others
-_LONGEST_CHECKSUM = 64  # characters; longer strings are no checksums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Run:
 
     def recorded_number(self, *keys: str) -> float | None:
         """Like `recorded`, but None unless it is a finite number."""
-        value = self.recorded(*keys)
-        return _finite(value) if _is_number(value) else None
+        value = number(self.recorded(*keys))
+        return value if math.isfinite(value) else None
 
     @property
     def has_logged(self) -> bool:
@@ -247,24 +247,24 @@ def _load(name: str, path: epath.Path) -> Run:
     """
     folder = RunFolder(path)
     config = whole_run(folder.begun_config())
-    rows, problem = read_rows(folder)
-    by_split = {split: [row for row in rows if row["split"] == split and "loss" in row] for split in SPLITS}
-    if rows and not folder.has_run_record():
+    metrics = sound_metrics(folder)
+    curves = {split: curve_of(metrics, split) for split in SPLITS}
+    if metrics.count and not folder.has_run_record():
         raise UserError(f"{path} has rows in {METRICS_FILE} and no run.json; put it back from a copy, or leave the run out")
     record = folder.read_run() if folder.has_run_record() else {}
-    validated = {_checksum(row) for row in rows if row["split"] == "validation"}
+    validated = np.unique(metrics.texts("validation", "batch"))
     lacking = [name for name in RECORDS if record and not record.get(name)]
-    lacking += ["the checksum of validation's batches"] if None in validated else []
+    lacking += ["the checksum of validation's batches"] if b"" in validated else []
     if lacking:
         raise UserError(f"{path} did not record {', '.join(lacking)}: this version of mhsh did not train it; leave it out")
     try:
         lineage = tuple(map(_ancestor, recorded_lineage(record)))
     except UserError as error:
         raise UserError(f"{path}, of the runs that it started from: {error}") from error
-    parts = _loss_parts(by_split["validation"])
-    _check_against_itself(path, config, record, by_split["validation"][-1:], parts)
-    problems = [problem] if problem else []
-    if rows and not any(by_split.values()):
+    parts = _loss_parts(metrics)
+    _check_against_itself(path, config, record, curves["validation"].loss[-1:], parts)
+    problems = [metrics.problem] if metrics.problem else []
+    if metrics.count and not any(map(len, curves.values())):
         problems.append(f"{path / METRICS_FILE} holds no loss of the training or the validation split")
     for step, lost in record.get("lost_rows", {}).items():
         problems.append(f"{path}: {lost} rows of metrics.jsonl up to step {step} are lost; the curve has a gap there")
@@ -279,27 +279,25 @@ def _load(name: str, path: epath.Path) -> Run:
         config,
         record,
         lineage,
-        {split: curve_of(of_split) for split, of_split in by_split.items()},
-        _batches(rows),
-        tuple(sorted(filter(None, validated))),
+        curves,
+        _batches(metrics),
+        tuple(checksum.decode() for checksum in validated),
         parts,
         vocabulary,
         tuple(map(sanitize, problems)),
     )
 
 
-def _check_against_itself(
-    path: epath.Path, config: Config, record: Mapping[str, Any], last: Sequence[Mapping[str, Any]], parts: np.ndarray
-) -> None:
+def _check_against_itself(path: epath.Path, config: Config, record: Mapping[str, Any], last: np.ndarray, parts: np.ndarray) -> None:
     """Raises UserError where a run's files contradict each other.
 
     Args:
-      last: its last validation row, if it has one.
-      parts: of the loss of that row.
+      last: its last validation loss, if it has one.
+      parts: of that loss.
     """
     model, counts = config.model, record.get("parameters")
     stacks = [counts.get(name) for name in ("encoder", "decoder")] if isinstance(counts, Mapping) else []
-    known = [int(count) for count in stacks if count is not None and _is_number(count)]
+    known = [int(count) for count in map(number, stacks) if math.isfinite(count)]
     if model.residual in _COUNTED and not model.qk_norm and len(known) == 2:
         recorded, expected = sum(known), layer_parameters(model)
         final_norms = 2 * model.embed_dim * (1 + bool(model.num_decoder_layers))
@@ -308,8 +306,8 @@ def _check_against_itself(
                 f"{path}: its layers have {recorded:,} parameters by run.json, and {expected:,} by config.json, so one of these "
                 "files is another run's; put it back, or leave the run out"
             )
-    loss = _finite(last[0]["loss"]) if last and _is_number(last[0]["loss"]) else None
-    if loss is not None and len(parts) > 1 and abs(loss - parts.mean()) > _PARTS_APART * parts.std(ddof=1) + 1e-6 * abs(loss):
+    loss = float(last[0]) if len(last) else math.nan  # of which nothing is more
+    if len(parts) > 1 and abs(loss - parts.mean()) > _PARTS_APART * parts.std(ddof=1) + 1e-6 * abs(loss):
         raise UserError(
             f"{path}: the last validation loss is {loss:.6g}, and the mean of its parts {parts.mean():.6g}, so {METRICS_FILE} was "
             "changed; put it back from a copy, or leave the run out"
@@ -327,79 +325,59 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
     )
 
 
-def read_rows(folder: RunFolder) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-    """The rows of metrics.jsonl before the first that is damaged or would draw a wrong curve, and
-    what is wrong with that.
+def sound_metrics(folder: RunFolder) -> Metrics:
+    """The rows of metrics.jsonl before the first that is damaged or would draw a wrong curve; the
+    problem says what is wrong with that.
     """
     metrics = folder.read_metrics()
-    rows = metrics.rows
-    unsound = _first_unsound(rows)
-    if unsound is None:
-        return rows, metrics.problem
-    index, reason = unsound
-    return rows[:index], f"{folder.path / METRICS_FILE} line {index + 1}: {reason}; only the {index} rows before it are read"
+    for wrong in (_no_number, _goes_back):
+        found = wrong(metrics)
+        if found is not None:
+            line, reason = found
+            where = f"{folder.path / METRICS_FILE} line {line + 1}"
+            metrics = metrics.before(line, f"{where}: {reason}; only the {line} rows before it are read")
+    return metrics
 
 
-def _first_unsound(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """The first row that would draw a wrong curve, and what is wrong with it."""
+def _no_number(metrics: Metrics) -> tuple[int, str] | None:
+    """The first line with a loss or a place on an axis that is no number, and what is wrong."""
+    return min(((metrics.odd[name], f"{name} is no number") for name in ("loss", *AXES) if name in metrics.odd), default=None)
+
+
+def _goes_back(metrics: Metrics) -> tuple[int, str] | None:
+    """The first line that does not come after the one before it, and what is wrong with it."""
     unsound: list[tuple[int, str]] = []
-    for name in ("loss", *AXES):
-        bad = (index for index, row in enumerate(rows) if row.get(name) is not None and not _is_number(row[name]))
-        unsound += [(index, f"{name} is no number") for index in itertools.islice(bad, 1)]
-    sound = rows[: min(unsound)[0]] if unsound else rows
     for split, name in itertools.product(SPLITS, AXES):
-        places = [index for index, row in enumerate(sound) if row["split"] == split and _finite(row.get(name)) is not None]
-        steps = np.diff([float(sound[index][name]) for index in places])
+        values = metrics.numbers(split, name)
+        lines, values = metrics.lines(split)[np.isfinite(values)], values[np.isfinite(values)]
+        steps = np.diff(values)
         for place in np.flatnonzero((steps < 0) | ((steps == 0) & (name == "step")))[:1]:
-            before, after = (sound[places[each]][name] for each in (place, place + 1))
+            before, after = (int(value) if value.is_integer() else value for value in values[place : place + 2].tolist())
             back = f"{name if name != 'step' else 'steps'} go back from {before} to {after}"
-            unsound.append((places[place + 1], back if before != after else f"step {after} is there twice"))
+            unsound.append((int(lines[place + 1]), back if before != after else f"step {after} is there twice"))
     return min(unsound, default=None)
 
 
-def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
-    """The curve of the rows of one split."""
-    known = {"step", "split", "loss", "batch", _SKIPPED, *AXES}
-    names = dict.fromkeys(key for row in (*rows[:1], *rows[-1:]) for key in row if key not in known and _is_number(row[key]))
-    columns = {name: np.array([_float(row.get(name)) for row in rows], np.float64) for name in (*AXES, "loss", *names)}
-    columns[_SKIPPED] = np.array([1.0 if row.get(_SKIPPED) is True else math.nan for row in rows], np.float64)
-    metrics = {name: columns[name] for name in (*names, _SKIPPED) if np.isfinite(columns[name]).any()}
-    return Curve({axis: columns[axis] for axis in AXES}, columns["loss"], metrics)
+def curve_of(metrics: Metrics, split: str) -> Curve:
+    """The curve of the rows of one split that have a loss."""
+    known, having = {"loss", *AXES}, ("loss",)
+    skipped = np.where(metrics.flags(split, _SKIPPED, having), 1.0, math.nan)
+    others = {name: metrics.numbers(split, name, having) for name in metrics.keys(split) if name not in known} | {_SKIPPED: skipped}
+    return Curve(
+        {axis: metrics.numbers(split, axis, having) for axis in AXES},
+        metrics.numbers(split, "loss", having),
+        {name: values for name, values in others.items() if np.isfinite(values).any()},
+    )
 
 
-def _batches(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, np.ndarray]:
-    named = {row["step"]: checksum for row in rows if row["split"] == "train" and (checksum := _checksum(row)) is not None}
-    return {"step": np.array(list(named), np.float64), "checksum": np.array(list(named.values()), np.bytes_)}
+def _batches(metrics: Metrics) -> Mapping[str, np.ndarray]:
+    steps, checksums = metrics.numbers("train", "step"), metrics.texts("train", "batch")
+    return {"step": steps[checksums != b""], "checksum": checksums[checksums != b""]}
 
 
-def _loss_parts(validation: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    parts = validation[-1].get("loss_parts") if validation else None
-    known = isinstance(parts, list) and all(_is_number(part) and _finite(part) is not None for part in parts)
-    return np.array(parts if known else [], np.float64)
-
-
-def _checksum(row: Mapping[str, Any]) -> str | None:
-    value = row.get("batch")
-    return value if isinstance(value, str) and value.isascii() and len(value) <= _LONGEST_CHECKSUM else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _float(value: Any) -> float:
-    """The number; nan for null, infinity, integers beyond 1e308, and what is no number."""
-    if type(value) is float:
-        return value if math.isfinite(value) else math.nan
-    number = _finite(value) if _is_number(value) else None
-    return math.nan if number is None else number
-
-
-def _finite(value: int | float | None) -> float | None:
-    """The number as a float; None if it is None or does not fit in one."""
-    if value is None or (isinstance(value, int) and value.bit_length() > 1023):
-        return None
-    return float(value) if math.isfinite(value) else None
+def _loss_parts(metrics: Metrics) -> np.ndarray:
+    parts = np.array([number(part) for part in (metrics.lists("validation", "loss_parts", ("loss",)) or [None])[-1] or []])
+    return parts if np.isfinite(parts).all() else np.empty(0)
 
 
 def distinct_names(paths: Sequence[epath.Path]) -> list[str]:

@@ -164,7 +164,7 @@ def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(lengths, tmp_path,
     assert f"\nnext: mhsh compare {folder} --baseline=GROUP" in said
     short, long = (SweepFolder(folder).run_folder(f"budget-{steps}") for steps in (20, 40))
     assert long.read_run()["branched_from"] == {"folder": str(short.path), "step": 16}
-    rows = [{row["step"]: row["loss"] for row in each.read_metrics().rows if row["split"] == "train"} for each in (short, long)]
+    rows = [{row["step"]: row["loss"] for row in each.rows() if row["split"] == "train"} for each in (short, long)]
     assert list(rows[1]) == list(range(1, 41)) and rows[0] != {step: rows[1][step] for step in rows[0]}
     assert all(rows[0][step] == rows[1][step] for step in range(1, 17))
     costs = [cell.cost for cell in SweepFolder(folder).read_plan().cells]
@@ -182,8 +182,8 @@ def test_a_longer_run_trains_all_its_steps_where_the_shorter_ones_checkpoint_is_
     assert "budget-60 trains all its steps: budget-40 has no checkpoint from before its decay" in capsys.readouterr().out
     longest = SweepFolder(folder).run_folder("budget-60")
     assert longest.read_run()["branched_from"] is None
-    losses = {row["step"]: row["loss"] for row in longest.read_metrics().rows if row["split"] == "train"}
-    before = {row["step"]: row["loss"] for row in long.read_metrics().rows if row["split"] == "train"}
+    losses = {row["step"]: row["loss"] for row in longest.rows() if row["split"] == "train"}
+    before = {row["step"]: row["loss"] for row in long.rows() if row["split"] == "train"}
     assert all(losses[step] == before[step] for step in range(1, 33))
 
 
@@ -237,8 +237,8 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     while "resuming from the checkpoint of step" not in log.read_text(encoding="utf-8"):
         assert stopped.poll() is None, stopped.communicate()
         time.sleep(0.05)
-    steps = len(run.read_metrics().rows)
-    while len(run.read_metrics().rows) < steps + 3:  # it trains, and no longer prepares
+    steps = run.read_metrics().count
+    while run.read_metrics().count < steps + 3:  # it trains, and no longer prepares
         assert stopped.poll() is None, stopped.communicate()
         time.sleep(0.05)
     stopped.send_signal(signal.SIGINT)
@@ -248,11 +248,11 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     assert states(folder) == [STOPPED, WAITING]
     assert run.read_run()["status"] == "stopped"
     saved = run.newest_checkpoint()
-    assert saved == run.read_metrics().rows[-1]["step"]
+    assert saved == [*run.rows()][-1]["step"]
 
     # Who presses Ctrl-C twice ends the sweep, and leaves no cell behind.
     hasty = subprocess.Popen(command(*arguments), **started)
-    while len(run.read_metrics().rows) < saved + 3:
+    while run.read_metrics().count < saved + 3:
         assert hasty.poll() is None, hasty.communicate()
         time.sleep(0.05)
     hasty.send_signal(signal.SIGINT)

@@ -23,7 +23,6 @@ from mhsh.config.recorded import WRITER
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.files import unlocked_mount
-from mhsh.storage.rows import Metrics
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
 
@@ -54,7 +53,7 @@ def metrics_path(folder: RunFolder) -> Path:
 
 
 def steps(folder: RunFolder) -> list[int]:
-    return [row["step"] for row in folder.read_metrics().rows]
+    return [row["step"] for row in folder.rows()]
 
 
 HOLDER = """
@@ -175,17 +174,21 @@ def test_missing_files_are_errors_that_name_them(tmp_path):
     with pytest.raises(UserError, match=r"run\.json is missing"):
         folder.read_run()
     assert not folder.has_run_record()
-    assert folder.read_metrics() == Metrics([], f"{metrics_path(folder)} does not exist; the run has logged nothing")
+    assert folder.read_metrics().problem == f"{metrics_path(folder)} does not exist; the run has logged nothing"
     metrics_path(folder).write_text("")
-    assert folder.read_metrics() == Metrics([], f"{metrics_path(folder)} is empty; the run has logged nothing")
+    assert folder.read_metrics().problem == f"{metrics_path(folder)} is empty; the run has logged nothing"
+    assert [*folder.rows()] == []
 
 
 def test_rows_come_back_as_they_were_appended(folder: RunFolder) -> None:
     metrics = folder.read_metrics()
     assert metrics.problem is None
-    assert metrics.series("train", "step", "loss") == ([1, 2, 3, 4, 5], [4, 3, 2, 1, 0])
-    assert metrics.series("validation", "step", "loss") == ([4], [1.5])
-    assert metrics.series("train", "step", "grad_norm") == ([], [])
+    for split, key, columns in [
+        ("train", "loss", [[1, 2, 3, 4, 5], [4, 3, 2, 1, 0]]),
+        ("validation", "loss", [[4], [1.5]]),
+        ("train", "grad_norm", [[], []]),
+    ]:
+        assert [column.tolist() for column in metrics.series(split, "step", key)] == columns
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_file_and_nan_again(folder):
@@ -200,7 +203,7 @@ def test_a_line_cut_short_hides_only_itself(folder: RunFolder) -> None:
     for length in range(len(whole) - len(whole.splitlines()[-1]), len(whole)):
         metrics_path(folder).write_bytes(whole[:length])
         metrics = folder.read_metrics()
-        assert len(metrics.rows) == 5
+        assert metrics.count == len(steps(folder)) == 5
         assert metrics.problem is not None
         assert "line 6 is cut short" in metrics.problem
 
@@ -211,7 +214,7 @@ def test_reading_ends_before_a_damaged_line(folder: RunFolder, line: str) -> Non
     lines[2] = line
     metrics_path(folder).write_text("\n".join(lines) + "\n")
     metrics = folder.read_metrics()
-    assert [row["step"] for row in metrics.rows] == [1, 2]
+    assert steps(folder) == metrics.numbers("train", "step").tolist() == [1, 2]
     assert metrics.problem is not None
     assert "line 3 is damaged" in metrics.problem
 

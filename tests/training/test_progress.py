@@ -208,7 +208,7 @@ def test_a_resumed_run_on_a_terminal(unbroken: Path, corpus: str, tmp_path: Path
     assert to_try.startswith("run: to try in another --workdir: --config.train.num_steps=144")
     assert checkpoint == f"run: checkpoint {workdir}/checkpoints/36"
     assert then == f"next: mhsh compare {workdir} OTHER_RUN, or mhsh predict {workdir} --text='TEXT WITH [MASK]'"
-    rows = [each for each in RunFolder(workdir).read_metrics().rows if each["split"] == "train"]
+    rows = [each for each in RunFolder(workdir).rows() if each["split"] == "train"]
     for before, after in itertools.pairwise(rows):  # also from step 12, of the process before, to step 13
         elapsed = after["seconds"] - before["seconds"]
         assert after["tokens_per_second"] == pytest.approx((after["tokens"] - before["tokens"]) / elapsed)

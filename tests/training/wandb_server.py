@@ -127,7 +127,7 @@ def lines_of(run: UploadedRun) -> list[dict[str, Any]]:
 def expected_lines(folder: RunFolder) -> list[dict[str, Any]]:
     """metrics.jsonl as W&B shows it: one line a step."""
     lines: dict[int, dict[str, Any]] = {}
-    for row in folder.read_metrics().rows:
+    for row in folder.rows():
         numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
         line = lines.setdefault(row["step"], {"_step": numbers.pop("step")})
         line |= {axis: numbers.pop(axis) for axis in ("tokens", "flops", "seconds")}

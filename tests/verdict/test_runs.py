@@ -8,7 +8,9 @@ import copy
 import functools
 import itertools
 import json
+import math
 import operator
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from mhsh.storage.outcome import LEFT, NO_METRICS
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare
-from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, read_rows
+from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, sound_metrics
 from tests.planted import lineage_of
 
 
@@ -319,17 +321,30 @@ def _by_json(content: bytes) -> list[dict[str, Any]]:
     return rows
 
 
+def _float(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+        return math.nan
+    return float(value)
+
+
 @given(content=_files())
 def test_what_is_drawn_ascends_and_is_what_json_reads(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = RunFolder(tmp_path_factory.getbasetemp())
     (folder.path / METRICS_FILE).write_bytes(content)
-    rows, problem = read_rows(folder)
+    rows, metrics = [*folder.rows()], sound_metrics(folder)
     by_json = _by_json(content)
     both = min(len(rows), len(by_json))
-    assert repr(list(rows[:both])) == repr(by_json[:both])
-    assert problem or len(rows) >= len(by_json)
+    assert repr(rows[:both]) == repr(by_json[:both])
+    assert metrics.problem or metrics.count >= len(by_json)
     for split in SPLITS:
-        drawn = curve_of([row for row in rows if row["split"] == split and "loss" in row])
+        own = [row for row in rows[: metrics.count] if row["split"] == split]
+        for key in metrics.keys(split):
+            np.testing.assert_array_equal(metrics.numbers(split, key), [_float(row.get(key)) for row in own])
+            if all(isinstance(row.get(key), str) for row in own):
+                plain = [row[key] if row[key].isascii() and row[key].isprintable() else "" for row in own]
+                assert [text.decode() for text in metrics.texts(split, key)] == plain
+        drawn = curve_of(metrics, split)
+        assert len(drawn) == sum("loss" in row for row in own)
         assert (np.diff(drawn.x["step"]) > 0).all()
         for values in drawn.x.values():
             assert (np.diff(values[np.isfinite(values)]) >= 0).all()
