@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tarfile
@@ -17,8 +16,6 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from mhsh import configs
-from mhsh.cli.main import main
-from mhsh.cli.parser import parse
 from tests.buckets import bucket_variables
 from tests.conftest import ROOT
 from tests.evaluation import small_translation
@@ -138,10 +135,10 @@ def test_no_pip_overlooks_an_extra() -> None:
 def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path: Path) -> None:
     code = "from mhsh.errors import install_command as f; print(f('gcs'), f('tpu'), f('gpu-compile'), sep='\\n')"
     gcs, tpu, gpu = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=site).splitlines()
-    assert gcs.endswith("pip install 'gcsfs>=2025.9'")
+    assert gcs.endswith("pip install 'gcsfs<2027,>=2025.9'")
     version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"
     assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
-    assert gpu.endswith("pip install 'jax[cuda12-local]>=0.10' 'nvidia-cuda-nvcc-cu12>=12.9'")
+    assert gpu.endswith("pip install 'jax[cuda12-local]<0.13,>=0.10' 'nvidia-cuda-nvcc-cu12>=12.9'")
 
 
 IN_HAND = """
@@ -213,17 +210,7 @@ OWN_TEXT = " --config.data.source='text:corpus/*.txt' --config.data.validation_f
 FEWER_STEPS = f"{OWN_TEXT} --config.train.num_steps=2 --config.train.eval_batches=1 --config.optimizer.warmup_steps=1"
 
 
-def test_the_readme_has_the_flags_of_mhsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    for command in readme_commands():
-        _, verb, *flags = shlex.split(command.replace("\\\n", ""))
-        assert parse(verb, flags) is not None
-        assert verb != "sweep" or main([verb, *flags, "--dry-run"]) == 0
-    assert "12 of them choose lr" in capsys.readouterr().out
-
-
-@pytest.mark.slow  # by default: the test above, and test_runs_in_hand
-@pytest.mark.parametrize("change", [FEWER_STEPS, ""], ids=["two-steps", "as-they-stand"])
+@pytest.mark.parametrize("change", [FEWER_STEPS, pytest.param("", marks=pytest.mark.slow)], ids=["two-steps", "as-they-stand"])
 def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> None:
     """In an empty folder, in order: both runs train, and their losses are compared. The sweep's
     18 runs are planned only.

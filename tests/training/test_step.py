@@ -75,6 +75,7 @@ LOOPED = {"model.loops": 2}
         pytest.param("bert", "16l1h", (2, 2, 2), {}, marks=pytest.mark.slow),
         pytest.param("translation", "tiny", (2, 2, 2), {}, marks=pytest.mark.slow),  # by default: GATHERED
         pytest.param("translation", "tiny_8l1h", (1, 4, 2), {}, marks=pytest.mark.slow),
+        ("gpt", "6l4h_gqa", (2, 1, 1), {}),
         pytest.param("gpt", "6l4h_gqa", (2, 2, 2), {}, marks=pytest.mark.slow),
         # One head of keys and values, which is not cut.
         pytest.param("gpt", "12l2h_gqa", (1, 4, 2), {}, marks=pytest.mark.slow),
