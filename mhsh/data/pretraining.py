@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from etils import epath
 
+from mhsh.config.entries import SOURCES
 from mhsh.config.schema import DataConfig
 from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Item, Log, StreamedTask
@@ -64,6 +65,8 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             "sentencex": importlib.metadata.version("sentencex"),
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
+            # A user's own source, whose file may have changed.
+            **{"data.source.sha256": entry["sha256"] for entry in SOURCES.record(self.data.source.partition(":")[0])},
             **super().job(),
         }
 
