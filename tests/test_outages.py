@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -72,12 +73,12 @@ def test_a_run_resumes_and_ends_as_the_unbroken_one_while_every_fifth_request_fa
 
 
 @pytest.mark.slow  # by default: tests/storage/test_outage.py
-@pytest.mark.parametrize("minutes", [10, 0.1])
-def test_an_outage_in_mid_run_is_borne_or_ends_with_75_and_then_goes_on(faulty, unbroken, corpus, tmp_path, minutes):
+@pytest.mark.parametrize(("minutes", "seconds"), [(10, 120), (0.1, 20)])
+def test_an_outage_in_mid_run_is_borne_or_ends_with_75_and_then_goes_on(faulty, unbroken, corpus, tmp_path, minutes, seconds):
     process = train(faulty, corpus, f"--config.train.storage_minutes={minutes}")
     wait_for(faulty, "checkpoints%2F12%2Fcommit_success.txt", process)
     faulty.decide = lambda number, method, path: 503
-    time.sleep(20)
+    time.sleep(seconds)
     faulty.decide = lambda number, method, path: None
     out, err = process.communicate()
     if minutes == 10:
@@ -88,6 +89,22 @@ def test_an_outage_in_mid_run_is_borne_or_ends_with_75_and_then_goes_on(faulty, 
         again = train(faulty, corpus, f"--config.train.storage_minutes={minutes}")
         out, err = again.communicate()
         assert again.returncode == 0 and "resuming from the checkpoint of step 12" in out, err
+    assert rows_without_timings(fetched(faulty, tmp_path / "run")) == rows_without_timings(unbroken)
+
+
+@pytest.mark.slow  # by default: tests/launch/test_local_cluster.py
+def test_a_launcher_starts_the_run_again_until_an_outage_is_over(faulty, unbroken, corpus, tmp_path):
+    arguments = ("train", *CONFIG, corpus, "--config.train.storage_minutes=0.1", f"--workdir={RUN}")
+    launched = [str(ROOT / "launch/local_cluster"), "--processes=1", "--pause=5", "--", *arguments]
+    environment = os.environ | bucket_variables(faulty.address) | {"MHSH_VENV": sys.prefix}
+    cluster = subprocess.Popen(launched, cwd=ROOT, env=environment, stdout=-1, stderr=-1, text=True)
+    wait_for(faulty, "checkpoints%2F12%2Fcommit_success.txt", cluster)
+    faulty.decide = lambda number, method, path: 503
+    time.sleep(120)
+    faulty.decide = lambda number, method, path: None
+    out, err = cluster.communicate()
+    assert cluster.returncode == 0 and "resuming from the checkpoint of step" in out, err
+    assert "Traceback" not in err and err.count("starting all") >= 2, err
     assert rows_without_timings(fetched(faulty, tmp_path / "run")) == rows_without_timings(unbroken)
 
 
