@@ -65,10 +65,14 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             "sentencex": importlib.metadata.version("sentencex"),
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
-            # A user's own source, whose file may have changed.
-            **{"data.source.sha256": entry["sha256"] for entry in SOURCES.record(self.data.source.partition(":")[0])},
+            **self._source_file(),
             **super().job(),
         }
+
+    def _source_file(self) -> dict[str, str]:
+        """The content of the file that a user's own source is from; empty for mhsh's own."""
+        recorded = SOURCES.record(self.data.source.partition(":")[0])
+        return {"data.source.sha256": recorded[0]["sha256"]} if recorded else {}
 
     def layout(self) -> dict[str, Any]:
         return {
