@@ -95,7 +95,7 @@ def _of_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     model, train, data = config.model, config.train, config.data
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
-    named += with_flags(named_entries(config), folder.read_run() if folder.has_run_record() else {})
+    named += with_flags(named_entries(config), folder.recorded())
     yield (
         f"{folder.path.name}: {shape_in_words(model)} ({model.residual}, D = {model.embed_dim}), {model.objective} on "
         f"{data.source}, {train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"

@@ -90,8 +90,8 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
-        folder.check_takes(config)
         if folder.has_begun():
+            check_goes_on(folder.read_config(), config, folder.path)
             begun_with, steps = folder.begun_config(), config.train.num_steps
             if begun_with.train.num_steps == steps:
                 return folder
@@ -208,7 +208,7 @@ class RunFolder:
         """By the step after which they hold, the values that changed when the run went on, by path;
         of changes that hold before `step` (None: of all).
         """
-        changed = self.read_run().get("changed", {}) if self.has_run_record() else {}
+        changed = self.recorded().get("changed", {})
         return {at: changed[at] for at in sorted(changed, key=int) if step is None or int(at) < step}
 
     def read_run(self, *needed: str) -> dict[str, Any]:
@@ -221,6 +221,10 @@ class RunFolder:
         check_record(record, self.path / "run.json", needed)
         return record
 
+    def recorded(self, *needed: str) -> dict[str, Any]:
+        """`read_run`; empty where there is no run.json, as before the first step."""
+        return self.read_run(*needed) if self.has_run_record() else {}
+
     def lineage(self, step: int) -> list[dict[str, Any]]:
         """This run up to `step`, then the run that it started from, and so on: what a run that
         starts from it inherits.
@@ -230,7 +234,7 @@ class RunFolder:
         `entries` the user's schemes and optimizers with their files. An imported
         checkpoint has None for all but folder, step and config.
         """
-        record = self.read_run("data", "code", "numerics") if self.has_run_record() else {}
+        record = self.recorded("data", "code", "numerics")
         used = self.counters(step)
         own: dict[str, Any] = {"folder": str(self.path), "step": step}
         own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
@@ -256,7 +260,7 @@ class RunFolder:
         """Raises UserError where run.json names a newer checkpoint than there is: what was written
         since would be cut away and trained again.
         """
-        record = self.read_run() if self.has_run_record() else {}
+        record = self.recorded()
         # Before `checkpoint` was recorded, a finished run had that of its last step.
         finished = self.read_config().train.num_steps if record.get("status") == "finished" else None
         wanted, newest = record.get("checkpoint", finished), self.newest_checkpoint()

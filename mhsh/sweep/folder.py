@@ -18,7 +18,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -51,7 +51,7 @@ _FOLDERS = ("runs", "logs", "ends")
 RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-class Choosing(NamedTuple):
+class Choosing(Struct, frozen=True):
     """That each setting has its own best value of a field, by some of the seeds."""
 
     over: str  # as --over named it
@@ -70,17 +70,12 @@ class _PlanCell(Struct):
     cost: dict[str, int]
 
 
-class _PlanChoosing(Struct):
-    over: str
-    seeds: int | None
-
-
 class _PlanFile(Struct):
     """What plan.json holds; it may come from anybody."""
 
     axes: list[_PlanAxis]
     cells: list[_PlanCell]
-    choosing: _PlanChoosing | None = None
+    choosing: Choosing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +133,10 @@ class SweepFolder:
         try:
             fields = read_object(path)
             version = check_version(fields, path)
-            msgspec.convert(fields, _PlanFile)
+            chosen = msgspec.convert(fields, _PlanFile).choosing  # absent from plans of before
             axes = tuple(Axis(current_path(axis["path"], version), tuple(axis["values"])) for axis in fields["axes"])
             cells = tuple(_read_cell(cell, path, version) for cell in fields["cells"])
-            chosen = fields.get("choosing")  # absent from plans of before
-            choosing = Choosing(current_path(chosen["over"], version), chosen["seeds"]) if chosen else None
+            choosing = replace(chosen, over=current_path(chosen.over, version)) if chosen else None
         except MissingFile:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except msgspec.ValidationError as error:
@@ -204,7 +198,7 @@ class SweepFolder:
             return CellState(RUNNING)
         folder = self.run_folder(name)
         try:
-            record = folder.read_run() if folder.has_run_record() else {}
+            record = folder.recorded()
             if record.get("status") == "finished":
                 return CellState(FINISHED)
             if record.get("outcome") == DIVERGED:
@@ -275,7 +269,7 @@ def _flags(choosing: Choosing) -> str:
 def _plan_fields(plan: Plan) -> dict[str, Any]:
     return {
         **WRITER,
-        "choosing": plan.choosing._asdict() if plan.choosing else None,
+        "choosing": msgspec.to_builtins(plan.choosing),
         "axes": [{"path": axis.path, "values": list(axis.values)} for axis in plan.axes],
         "cells": [
             {"name": cell.name, "settings": dict(cell.settings), "config": to_record(cell.config), "cost": dict(cell.cost)}

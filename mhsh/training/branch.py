@@ -54,7 +54,7 @@ def branch(folder: RunFolder, config: Config) -> None:
     kept = sorted(checkpoints.steps())
     checkpoints.close()
     used = trunk.counters(step) if step in kept else None
-    record = trunk.read_run() if trunk.has_run_record() else {}
+    record = trunk.recorded()
     begun = {"checkpoint": None, "changed": {}, "branched_from": {"folder": str(trunk.path), "step": step}}
     if used is None and record.get("outcome") == DIVERGED:
         folder.write_run(record | begun)

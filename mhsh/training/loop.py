@@ -78,12 +78,12 @@ def _check_entries(config: Config, workdir: epath.PathLike) -> None:
     that the run in the folder began with; the run that it starts from names the file, too.
     """
     folder, parent = RunFolder(workdir), config.train.start_from
-    record = folder.read_run() if folder.has_run_record() else {}
+    record = folder.recorded()
     differing = check_recorded(config, record, folder.path, REGISTRIES)
     if not record and parent:
         point = branch_point(parent)
         before = RunFolder(parent if point is None else point[0])
-        check_recorded(config, before.read_run() if before.has_run_record() else {}, before.path, REGISTRIES)
+        check_recorded(config, before.recorded(), before.path, REGISTRIES)
     if differing:
         raise UserError(f"{differing}; put that file back, or train in another --workdir")
     check_entries(config)

@@ -171,7 +171,7 @@ class RunRecord:
         lost, with other values of the fields in `changed`.
         """
         config, corpus = run.config, run.corpus
-        before = run.folder.read_run() if run.folder.has_run_record() else {}
+        before = run.folder.recorded()
         self._run = run
         ran = {
             **environment(),

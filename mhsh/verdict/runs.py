@@ -251,7 +251,7 @@ def _load(name: str, path: epath.Path) -> Run:
     curves = {split: curve_of(metrics, split) for split in SPLITS}
     if metrics.count and not folder.has_run_record():
         raise UserError(f"{path} has rows in {METRICS_FILE} and no run.json; put it back from a copy, or leave the run out")
-    record = folder.read_run() if folder.has_run_record() else {}
+    record = folder.recorded()
     validated = np.unique(metrics.texts("validation", "batch"))
     lacking = [name for name in RECORDS if record and not record.get(name)]
     lacking += ["the checksum of validation's batches"] if b"" in validated else []

@@ -68,7 +68,7 @@ def note_other_file(folder: RunFolder, config: Config, needed: Registry[Any]) ->
     Raises:
       UserError: the entry is not loaded.
     """
-    differing = check_recorded(config, folder.read_run() if folder.has_run_record() else {}, folder.path, [needed])
+    differing = check_recorded(config, folder.recorded(), folder.path, [needed])
     if differing:
         print(f"mhsh: {differing}: the loaded one is used", file=sys.stderr)
 
