@@ -150,15 +150,16 @@ def crossing(curve: Curve, target: float, axis: str = "step") -> tuple[float, bo
 def sampling_error(values: Values, baseline: Values) -> float:
     """How far the difference of two groups may be off because the validation rows are a sample:
     half of its 95 % interval over the parts of these rows. 0 where no run has more than one part,
-    as with one batch; infinite where some runs have parts and the others have none, or others.
+    as with one batch, or where a group has no run, and hence no difference; infinite where some
+    runs have parts and the others have none, or others.
     """
     common = values.final.keys() & baseline.final.keys()
     groups = [{key: group.loss_parts[key] for key in group.final} for group in (values, baseline)]
     ours, theirs = ([parts[key] for key in (common if len(common) > 1 else parts)] for parts in groups)
     counts = {len(parts) for parts in (*ours, *theirs)}
-    if max(counts, default=0) <= 1:
+    if not ours or not theirs or max(counts) <= 1:
         return 0.0
-    if len(counts) > 1 or not ours or not theirs:
+    if len(counts) > 1:
         return math.inf
     return sampling_half(np.mean(ours, axis=0) - np.mean(theirs, axis=0))
 

@@ -31,7 +31,7 @@ from mhsh.verdict.findings import (
     compare,
     judge_page,
 )
-from mhsh.verdict.outcomes import LOSS, measure_all
+from mhsh.verdict.outcomes import LOSS, Values, measure_all, sampling_error
 from mhsh.verdict.tuning import tune, tune_sections
 from tests.conftest import load_fields
 from tests.planted import MakeRun
@@ -534,6 +534,12 @@ def test_parts_of_one_side_alone_make_no_verdict_surer(make_run: MakeRun, lost: 
     assert verdicts(comparison) == [None, LEVEL]
     assert (difference(comparison).low, difference(comparison).high) == (-math.inf, math.inf)
     assert any("what other validation rows may change is not known" in sentence for sentence in sentences(comparison))
+
+
+def test_of_a_group_that_did_not_train_no_parts_are_missed():
+    """It has no difference, so nothing of one is unknown."""
+    trained = Values({(0, 0): 2.0}, {(0, 0): np.array([1.9, 2.1])}, {}, {}, frozenset())
+    assert sampling_error(Values({}, {}, {}, {}, frozenset()), trained) == 0
 
 
 def test_one_seed_in_common_is_compared_as_none_is(make_run: MakeRun):
