@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mhsh.bench.results import read, show
+from mhsh.cluster.signals import StopSignals
 from mhsh.errors import UserError
 from mhsh.storage.files import read_object, write_new
 from mhsh.text import timing
-from mhsh.training.signals import StopSignals
 
 ROOT = Path(__file__).resolve().parents[1]
 # What `mhsh compare` puts on a page: the speed of every shape once, and the runs.

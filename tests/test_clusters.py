@@ -174,8 +174,8 @@ def test_ten_deaths_of_random_processes_leave_the_unbroken_curve(corpus, tmp_pat
 
 def test_a_process_that_never_joins_ends_the_others_in_one_line():
     join = (
-        "from mhsh.training import cluster; cluster.JOIN_SECONDS = 1; "
-        f"cluster.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
+        "from mhsh.cluster import join; join.JOIN_SECONDS = 1; "
+        f"join.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
     )
     ended = subprocess.run([sys.executable, "-c", join], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 75, ended.stderr

@@ -63,4 +63,4 @@ def test_nothing_of_a_library_is_replaced() -> None:
 
 def test_one_file_takes_private_names_of_jax() -> None:
     private = re.compile(r"\b(jax|jaxlib|flax|optax|orbax|grain)(\.\w+)*\._[a-z]\w*|\bfrom jaxlib import")
-    assert [name for name, path in SOURCES.items() if private.search(path.read_text())] == ["mhsh/training/coordination.py"]
+    assert [name for name, path in SOURCES.items() if private.search(path.read_text())] == ["mhsh/cluster/coordination.py"]

@@ -78,7 +78,7 @@ def run(
             print(said, flush=True)
     import jax
 
-    from mhsh.training.cluster import join
+    from mhsh.cluster.join import join
     from mhsh.training.loop import train
 
     cluster: AbstractContextManager[object] = nullcontext()

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from mhsh.cluster.signals import StopSignals
 from mhsh.config.entries import files_of
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import CellState, SweepFolder
-from mhsh.training.signals import StopSignals
 
 _POLL_SECONDS = 0.1
 _DEVICE_MEMORY = 0.9  # of an accelerator's memory, shared by the cells that run at once

@@ -16,12 +16,12 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from mhsh.cluster.agreement import same_everywhere
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
 from mhsh.storage.files import cache_folder
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import RunFolder
-from mhsh.training.cluster import same_everywhere
 
 CACHE_FOLDER = "compilation_cache"
 # jax would keep only what takes a second to compile. The others of a run take as long together.

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from etils import epath
 
+from mhsh.cluster.agreement import StopAgreement, agreed, wait_for_all
+from mhsh.cluster.signals import StopSignals, maintenance_watch
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import differences, format_differences, free_fields
 from mhsh.config.resolve import branch_point, decay_start
@@ -19,7 +21,6 @@ from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.branch import branch
-from mhsh.training.cluster import StopAgreement, agreed, wait_for_all
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.ending import ending
 from mhsh.training.nan_report import format_report, nan_report
@@ -27,7 +28,6 @@ from mhsh.training.progress import Display
 from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.remarks import Remarks
 from mhsh.training.setup import Run, start
-from mhsh.training.signals import StopSignals, maintenance_watch
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 

@@ -17,6 +17,7 @@ import grain
 import jax
 import numpy as np
 
+from mhsh.cluster.agreement import preflight, wait_for_all
 from mhsh.config.entries import recorded_entries
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
@@ -28,7 +29,6 @@ from mhsh.models.types import Batch
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
-from mhsh.training.cluster import preflight, wait_for_all
 from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.memory import device_bytes, refusal, resolve_remat
 from mhsh.training.mesh import choose_mesh, count_slices, make_mesh

@@ -14,14 +14,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from mhsh.training import signals
-from mhsh.training.signals import HOST_VARIABLE, StopSignals, announced, maintenance_watch
+from mhsh.cluster import signals
+from mhsh.cluster.signals import HOST_VARIABLE, StopSignals, announced, maintenance_watch
 from tests.conftest import ROOT
 
 PREFIX = "/computeMetadata/v1/instance/"
 PROGRAM = """
 import os, signal
-from mhsh.training.signals import StopSignals
+from mhsh.cluster.signals import StopSignals
 number = signal.Signals({number})
 before = signal.getsignal(number)
 with StopSignals():

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
+from mhsh.cluster import peers as peers_module
+from mhsh.cluster.peers import Peers
 from mhsh.errors import UserError
-from mhsh.training import peers as peers_module
-from mhsh.training.peers import Peers
 
 HOST = "127.0.0.1"
 

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from mhsh.training.coordination import PRIVATE, _private
+from mhsh.cluster.coordination import PRIVATE, _private
 from tests.clusters import finish, free_port, start_commands
 
 JOIN_AND_END = """
 import sys
-from mhsh.training.cluster import join, same_everywhere
+from mhsh.cluster.agreement import same_everywhere
+from mhsh.cluster.join import join
 with join(coordinator=sys.argv[1], num_processes=6, process_id=int(sys.argv[2])):
     assert same_everywhere("one", "value") and not same_everywhere("other", str(int(sys.argv[2]) // 5))
 """
