@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 # Goes up by one with every change that adds, renames or removes a field or one of its values.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
@@ -229,6 +229,15 @@ class ModelConfig(Section, frozen=True):
         Literal["xla", "cudnn"],
         execution("of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout"),
     ] = "xla"
+    kernels: Annotated[
+        Literal["auto", "xla", "fused"],
+        execution(
+            "of training: fused, on NVIDIA GPUs one kernel around each sublayer and one for attention, where they cover the model; "
+            "xla; auto: xla",
+            since=5,
+            before="auto",
+        ),
+    ] = "auto"
     remat_policy: Annotated[
         Literal["auto", "none", "projections", "dots", "dots_no_batch", "full", "groups", "gathered_groups"],
         execution("what the forward pass keeps for the backward pass; auto: the fastest policy that fits the device"),

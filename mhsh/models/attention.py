@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import current_platform
-from mhsh.models.dropout import Seeds, dropout, unstacked
+from mhsh.models.dropout import Branch, Seed, Seeds, dropout, unstacked
 from mhsh.models.layers import HeadNorm, Rotation, bias_param, kernel_init, turned
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -68,14 +68,24 @@ class MultiHeadAttention(nn.Module):
         Raises:
           UserError: cuDNN is asked for where it cannot run.
         """
+        return self.branch(x, source, mask, seeds, rotation).output(self.config.hidden_dropout)
+
+    def branch(
+        self,
+        x: Float[Array, "B T D"],
+        source: Float[Array, "B S D"] | None,
+        mask: Bool[Array, "B 1 T S"],
+        seeds: Seeds,
+        rotation: Rotation | None = None,
+    ) -> Branch:
+        """As `__call__`, in parts."""
         query, key, value = self._project_all(x, source)
         query, key = turned(query, rotation), turned(key, rotation)
         # Initialisation traces rows of any length, on any device.
         if self.config.attention_implementation == "xla" or self.is_initializing():
             return self.attend(query, key, value, mask, seeds)
         _, out_seed = unstacked(seeds, 2)
-        context = cudnn_attention(query, key, value, mask)
-        return dropout(self._out(context), self.config.hidden_dropout, out_seed)
+        return self._out(cudnn_attention(query, key, value, mask), out_seed)
 
     def attend(
         self,
@@ -84,8 +94,8 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S G H"],
         mask: Bool[Array, "B 1 T S"],
         seeds: Seeds,
-    ) -> Float[Array, "B T D"]:
-        """As `__call__` with projected queries, keys and values, always by XLA."""
+    ) -> Branch:
+        """As `branch` with projected queries, keys and values, always by XLA."""
         config = self.config
         probabilities_seed, out_seed = unstacked(seeds, 2)
         if config.num_kv_heads:
@@ -95,8 +105,7 @@ class MultiHeadAttention(nn.Module):
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_seed)
         # With the factors in the other order XLA's CPU backend takes three times as long where T is
         # small.
-        out = self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities))
-        return dropout(out, config.hidden_dropout, out_seed)
+        return self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities), out_seed)
 
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""
@@ -137,10 +146,10 @@ class MultiHeadAttention(nn.Module):
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
         return jax.nn.softmax(scores, axis=-1).astype(self.config.compute_dtype)
 
-    def _out(self, context: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
+    def _out(self, context: Float[Array, "B T N H"], seed: Seed) -> Branch:
         dtype = jnp.dtype(self.config.compute_dtype)
         context = checkpoint_name(context, "context")
-        return jnp.einsum("BTNH,NHD->BTD", context, self.out_kernel.astype(dtype)) + self.out_bias.astype(dtype)
+        return Branch(jnp.einsum("BTNH,NHD->BTD", context, self.out_kernel.astype(dtype)), self.out_bias.astype(dtype), seed)
 
     def _projection(
         self, name: str, axis: str, num_heads: int, gain: float = 1.0

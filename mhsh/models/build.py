@@ -13,6 +13,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
+from mhsh.models.kernels.select import obstacle
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs
 
@@ -44,13 +45,32 @@ def build_model(config: ModelConfig) -> Model:
     return MODELS[config.objective](config, SCHEMES[config.residual].residual)
 
 
+def by_xla(config: ModelConfig) -> ModelConfig:
+    """The config without cuDNN and kernels of our own, which are for training: XLA computes the
+    same function of the same parameters, on any device.
+    """
+    return replace(config, attention_implementation="xla", kernels="xla")
+
+
+def left_to_xla(config: ModelConfig) -> str:
+    """In a line, what of the model XLA computes on the current mesh though `model.kernels` is
+    `fused`, and why; empty: nothing, or it is not.
+    """
+    if config.kernels != "fused":
+        return ""
+    everything = obstacle()
+    parts = {"everything": everything} if everything else {"attention": "it has no kernel yet", "sums": "they have no kernel yet"}
+    left = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
+    return f"model.kernels = fused: XLA computes {'; '.join(left)}" if left else ""
+
+
 @functools.cache  # tracing takes a third of a second
 def boxed_parameters(config: ModelConfig) -> Any:
     """The parameter tree as shapes and dtypes, boxed with their logical axis names. Allocates
     nothing.
     """
     batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _INPUTS}
-    model = build_model(replace(config, attention_implementation="xla"))  # the same everywhere
+    model = build_model(by_xla(config))  # the same everywhere
     return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch, None), batch)["params"]
 
 

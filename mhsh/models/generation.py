@@ -56,7 +56,7 @@ def _attend(
 ) -> Float[Array, "B T D"]:
     """Attention of `x` to cached keys and values, without dropout."""
     key, value = jnp.einsum("BGHS->BSGH", cache.key), jnp.einsum("BGSH->BSGH", cache.value)
-    return attention.attend(turned(attention.project_query(x), turns), key, value, mask, None)
+    return attention.attend(turned(attention.project_query(x), turns), key, value, mask, None).output(0.0)
 
 
 def _caching(

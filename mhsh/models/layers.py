@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.dropout import Seeds, dropout, unstacked
+from mhsh.models.dropout import Branch, Seeds, dropout, unstacked
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
@@ -286,6 +286,10 @@ class FeedForward(nn.Module):
         self.down_bias = bias_param(self, "down_bias", config, ("embed",), (width,))
 
     def __call__(self, x: Float[Array, "B T D"], seeds: Seeds) -> Float[Array, "B T D"]:
+        return self.branch(x, seeds).output(self.config.hidden_dropout)
+
+    def branch(self, x: Float[Array, "B T D"], seeds: Seeds) -> Branch:
+        """As `__call__`, in parts."""
         config = self.config
         hidden_seed, out_seed = unstacked(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
@@ -299,4 +303,4 @@ class FeedForward(nn.Module):
         else:
             hidden = activation(hidden)
         hidden = dropout(hidden, config.mlp_dropout, hidden_seed)
-        return dropout(jnp.einsum("BTF,FD->BTD", hidden, down) + down_bias, config.hidden_dropout, out_seed)
+        return Branch(jnp.einsum("BTF,FD->BTD", hidden, down), down_bias, out_seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -13,11 +14,27 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config.entries import Variant, add_residual
 from mhsh.config.schema import ModelConfig
+from mhsh.models.dropout import Branch
 from mhsh.models.layers import LayerNorm
 from mhsh.models.types import SUBLAYERS, Stack
 
 # A sublayer f with its dropout.
 Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSublayer:
+    """The sublayer that a module is, with what it reads besides the stream."""
+
+    module: Any  # attention or feed-forward
+    arguments: tuple[Any, ...]
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.module(x, *self.arguments)
+
+    def branch(self, x: Float[Array, "B T D"]) -> Branch:
+        """The same in parts."""
+        return self.module.branch(x, *self.arguments)
 
 
 class Profile(NamedTuple):

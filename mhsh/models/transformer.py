@@ -15,7 +15,7 @@ from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
-from mhsh.models.residual import Residual, Stream
+from mhsh.models.residual import ModuleSublayer, Residual, Stream
 from mhsh.models.streamed import streamed
 from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
 from mhsh.models.vectors import packed, unpacked, vector_shapes
@@ -155,8 +155,8 @@ class EncoderLayer(nn.Module):
     def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
         attention_seeds, feed_forward_seeds = unstacked(seeds, 2)
         mask, turns = context
-        stream = self.attention_residual(stream, lambda x: self.attention(x, None, mask, attention_seeds, turns))
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
+        stream = self.attention_residual(stream, ModuleSublayer(self.attention, (None, mask, attention_seeds, turns)))
+        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,)))
         return _end_of_layer(self, stream), None
 
 
@@ -216,11 +216,10 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
         self_seeds, cross_seeds, feed_forward_seeds = unstacked(seeds, 3)
-        stream = self.self_attention_residual(stream, lambda x: self.self_attention(x, None, context.self_mask, self_seeds))
-        stream = self.cross_attention_residual(
-            stream, lambda x: self.cross_attention(x, context.source, context.cross_mask, cross_seeds)
-        )
-        stream = self.feed_forward_residual(stream, lambda x: self.feed_forward(x, feed_forward_seeds))
+        stream = self.self_attention_residual(stream, ModuleSublayer(self.self_attention, (None, context.self_mask, self_seeds)))
+        cross = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds))
+        stream = self.cross_attention_residual(stream, cross)
+        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,)))
         return _end_of_layer(self, stream), None
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.build import Model, build_model
+from mhsh.models.build import Model, build_model, by_xla
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch, Outputs
 
@@ -43,12 +43,12 @@ def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...]
 
 
 def plain_model(config: ModelConfig) -> Model:
-    """The model of a config without cuDNN's attention and rematerialisation: cuDNN hides what an
+    """The model of a config by XLA alone and without rematerialisation: kernels hide what an
     interceptor wants to see, and rematerialisation repeats it.
 
     It computes the same function of the same parameters.
     """
-    return build_model(replace(config, attention_implementation="xla", remat_policy="none"))
+    return build_model(replace(by_xla(config), remat_policy="none"))
 
 
 def run_intercepted(

@@ -17,6 +17,7 @@ from mhsh.config.resolve import branch_point, decay_start
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import UserError
+from mhsh.models.build import left_to_xla
 from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder
@@ -108,6 +109,8 @@ def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | No
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
     counts = run.corpus.summary()
     choices = [str(run.mesh_choice or ""), str(run.remat) if verbose and run.remat else ""]
+    with jax.set_mesh(run.mesh):
+        choices.append(left_to_xla(config.model))
     for line in (note, keep_compiled(folder), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             display.note(line)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
-from mhsh.models.build import boxed_parameters, build_model, forward
+from mhsh.models.build import boxed_parameters, build_model, by_xla, forward
 from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
@@ -201,7 +201,7 @@ def saved_activations(config: Config, rows: int) -> int:
     These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
     train = TrainConfig(label_smoothing=config.train.label_smoothing)
-    model = replace(config.model, attention_implementation="xla")
+    model = by_xla(config.model)
     return _saved_activations(Config(model, config.data, OptimizerConfig(), train, MeshConfig()), rows)
 
 

@@ -25,7 +25,7 @@ from mhsh.config.schema import Config, MeshConfig
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
-from mhsh.models.build import Model, build_model
+from mhsh.models.build import Model, build_model, by_xla
 from mhsh.models.types import SUBLAYERS
 from mhsh.storage.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
@@ -52,8 +52,7 @@ def load_for_inference(
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     steps = newest_steps(checkpoints, num_averaged, step)
     mesh = inference_mesh(config, {}) if mesh is None else mesh
-    # Only training uses cuDNN.
-    model = build_model(replace(config.model, attention_implementation="xla"))
+    model = build_model(by_xla(config.model))
     # The parameters do not depend on the optimiser.
     abstract = abstract_state(config, optax.identity(), mesh).params
     params = average(checkpoints, steps, abstract)
