@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,7 +24,8 @@ from mhsh.storage.guarded import GuardedObject, Taken
 
 _DECODER = msgspec.json.Decoder()  # three times as fast as json
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
-_BLOCK = 1 << 18  # bytes read at once
+_BLOCK = 1 << 16  # bytes read at once
+_STEP, _SPLIT = operator.itemgetter("step"), operator.itemgetter("split")
 _LONGEST_LINE = 1 << 24  # bytes; what is longer is no row
 
 
@@ -96,15 +98,12 @@ class RowsFile:
         kept_seconds = all_seconds = 0.0
         try:
             for _, rows in parsed(path):
+                damaged = damaged or (lines + rows.index(None) + 1 if None in rows else 0)
                 lines += len(rows)
-                for line, row in enumerate(rows, lines - len(rows) + 1):
-                    if row is None:
-                        damaged = damaged or line
-                        continue
-                    if isinstance(row.get("seconds"), int | float):
-                        all_seconds = row["seconds"]
-                    if row["step"] <= step:
-                        count, last, kept_seconds = count + 1, row["step"], all_seconds
+                whole = [row for row in rows if row is not None]
+                kept = [row for row in whole if row["step"] <= step]
+                count, last = count + len(kept), kept[-1]["step"] if kept else last
+                kept_seconds, all_seconds = _last_seconds(kept, kept_seconds), _last_seconds(whole, all_seconds)
         except FileNotFoundError:
             pass  # it has no rows
         except OSError as error:
@@ -122,6 +121,10 @@ class RowsFile:
     def _keep(self, lines: Iterator[bytes]) -> None:
         with replacing(Path(self._path)) as temporary, open(temporary, "wb") as written:
             written.writelines(lines)
+
+
+def _last_seconds(rows: Sequence[Mapping[str, Any]], before: float) -> float:
+    return next((row["seconds"] for row in reversed(rows) if isinstance(row.get("seconds"), int | float)), before)
 
 
 def rows_in(path: epath.Path) -> Iterator[dict[str, Any]]:
@@ -179,15 +182,23 @@ def _parse(lines: bytes) -> list[dict[str, Any] | None]:
         rows = _DECODER.decode_lines(lines)
     # A row in each line: every line begins and ends as an object does, and there are as many.
     if not len(rows) == lines.count(b"\n") == lines.count(b"}\n{") + 1 or not (lines.startswith(b"{") and lines.endswith(b"}\n")):
-        rows = [_row(line) for line in lines.split(b"\n")[:-1]]
-    return [row if type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str else None for row in rows]
+        return [_row(line) for line in lines.split(b"\n")[:-1]]
+    with contextlib.suppress(KeyError, TypeError):
+        if {*map(type, map(_STEP, rows))} == {int} and {*map(type, map(_SPLIT, rows))} == {str}:
+            return rows
+    return [row if _is_row(row) else None for row in rows]
 
 
-def _row(line: bytes) -> Any:
+def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        return _DECODER.decode(line)
+        row = _DECODER.decode(line)
     except _DAMAGED:
         return None
+    return row if _is_row(row) else None
+
+
+def _is_row(row: Any) -> bool:
+    return type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str
 
 
 def _finite_or_none(value: Any) -> Any:
