@@ -4,6 +4,7 @@ together.
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -150,6 +151,24 @@ def test_when_one_fails_the_other_ends_as_it_does(corpus, tmp_path):
     (tmp_path / "run" / "mine").write_text("not a run")
     results = finish(start(2, ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]))
     assert [status for status, _, _ in results] == [2, 2], results
+
+
+@pytest.mark.slow
+def test_when_the_save_of_one_fails_all_end_soon_and_the_checkpoint_before_is_whole(unbroken, corpus, tmp_path):
+    """Alone in one process no file may grow, as on a disk of its own that is full."""
+    arguments = ["train", *CONFIG, corpus, "--config.mesh.data=1", f"--workdir={tmp_path / 'run'}"]
+    processes = start(2, arguments)
+    wait_for_step(tmp_path / "run", 14, processes[0])
+    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (64, 64))
+    begin = time.monotonic()
+    (first, _, heard), (second, _, said) = finish(processes)
+    assert time.monotonic() - begin < 60
+    assert (first, second) == (2, 2)
+    assert "mhsh: the checkpoint of step 24" in said and "could not be saved" in said and "Traceback" not in said
+    assert "mhsh: process 1 of this run has ended with an error" in heard
+    assert RunFolder(tmp_path / "run").newest_checkpoint() == 12
+    assert mhsh(*arguments).returncode == 0
+    assert_same_run(tmp_path / "run", unbroken)
 
 
 @pytest.mark.slow

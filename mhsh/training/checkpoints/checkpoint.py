@@ -181,10 +181,12 @@ class Checkpoints(StoredCheckpoints):
         self._keep, self._keep_every, self._keep_step = keep, keep_every, keep_step
         self._saving: int | None = None  # the step that is being written
         self._counters: Counters | None = None  # of that step
+        self._failed: BaseException | None = None  # of the background save
+        self._barrier = ocp.multihost.get_barrier_sync_fn()
         options = ocp.CheckpointManagerOptions(
             enable_async_checkpointing=True,
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
+            async_options=ocp.AsyncOptions(barrier_sync_fn=self._meet, post_finalization_callback=self._complete),
         )
         super().__init__(folder, options)
 
@@ -210,8 +212,9 @@ class Checkpoints(StoredCheckpoints):
 
     def raise_failed_save(self) -> None:
         """Raises UserError if a background save has failed."""
-        with self._failures_named():
-            self._manager.check_for_errors()
+        if self._failed is not None:
+            with self._failures_named():
+                raise self._failed
 
     def set_aside(self, step: int) -> epath.Path:
         """Moves a damaged checkpoint away: its step can be saved again. Returns its new path."""
@@ -266,6 +269,15 @@ class Checkpoints(StoredCheckpoints):
                 "whole: make room or repair the folder, and run the same command again"
             ) from error
 
+    def _meet(self, *, key: str, timeout_ms: int) -> None:
+        """Orbax's barrier for the threads of a save. A thread whose save has failed does not wait
+        there: the others wait elsewhere for its part, and Orbax would let both wait 20 minutes.
+        """
+        self._failed = sys.exc_info()[1]
+        if self._failed is not None:
+            raise self._failed
+        self._barrier(key=key, timeout_ms=timeout_ms)
+
     def _complete(self) -> None:
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
@@ -279,7 +291,7 @@ def _raise_passing(error: Exception, what: str) -> None:
     if isinstance(error, Refused):
         raise error
     fails = isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in TRANSIENT)
-    if fails or _PASSES.search(str(error)):
+    if fails or (_PASSES.search(str(error)) and not _FULL.search(str(error))):
         raise Unavailable(f"{what} ({_first_line(error)}); run the same command again") from error
 
 
