@@ -18,9 +18,8 @@ from mhsh.config.schema import Config
 from mhsh.configs import shipped_name, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
-from mhsh.training.memory import choose_remat, does_not_fit, with_policy
-from mhsh.training.mesh import mesh_shape
-from mhsh.training.sharding import check_divisibility
+from mhsh.training.memory import choose_remat, does_not_fit
+from mhsh.training.plan import Devices, plan_run
 
 # An accelerator type's first part: the chip, and how many of the number's units a chip has. The
 # number counts chips from v5e on, but TensorCores, two a chip, for v4 and v5p.
@@ -58,11 +57,11 @@ def fit(config: Config, chip: Chip, num_chips: int, num_slices: int = 1) -> str:
     Raises:
       UserError: it fits under none, or the mesh or the batch does not divide over the chips.
     """
-    shape = mesh_shape(config, num_chips, num_slices)
-    check_divisibility(config, shape)
-    choice = choose_remat(config, shape, chip.hbm_bytes, "tpu")
+    plan = plan_run(config, Devices(num_chips, num_slices, "tpu", chip.hbm_bytes))
+    # Nobody pays for a slice to learn that the compiler needs no less than is counted.
+    choice = plan.remat or choose_remat(plan.config, plan.mesh_shape, chip.hbm_bytes, "tpu")
     if choice.needed_bytes > choice.device_bytes:
-        raise UserError(f"{num_chips} chips: {does_not_fit(with_policy(config, choice.policy), shape, chip.hbm_bytes, 'tpu')}")
+        raise UserError(f"{num_chips} chips: {does_not_fit(plan.config, plan.mesh_shape, chip.hbm_bytes, 'tpu')}")
     return f"{num_chips} x {chip.device_kind}, {choice}"
 
 

@@ -17,9 +17,9 @@ from mhsh.bench.steps import described, train_setting
 from mhsh.bench.timing import Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
-from mhsh.training.memory import resolve_remat
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.plan import plan_run
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
@@ -34,8 +34,8 @@ def compile_step(configs: Mapping[str, Config], rounds: int, note: Note) -> Benc
 
 def candidate(name: str, config: Config) -> Candidate:
     """Compiling the step of the config called `name`."""
+    config = plan_run(config).config
     mesh = make_mesh(config)
-    config, _ = resolve_remat(config, mesh)
     model, optimizer = build_model(config.model), build_optimizer(config)
     state = abstract_state(config, optimizer, mesh)
 

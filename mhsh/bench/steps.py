@@ -22,9 +22,9 @@ from mhsh.models.build import Model, build_model, forward
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import Batch, Outputs
 from mhsh.text import whole_numbers
-from mhsh.training.memory import resolve_remat
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.plan import plan_run
 from mhsh.training.sharding import ROWS, put_batch
 from mhsh.training.state import create_state, example_batch
 from mhsh.training.step import StepMetrics, compile_eval_step, compile_train_step, run_inputs
@@ -93,8 +93,8 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
 def training(name: str, config: Config, note: Note) -> Candidate:
     """The step of `mhsh train` on one synthetic batch, on the config's mesh, over and over."""
     note(f"compiling {name}")
+    config = plan_run(_without_profiling(config)).config
     mesh = make_mesh(config)
-    config, _ = resolve_remat(_without_profiling(config), mesh)
     model, optimizer = build_model(config.model), build_optimizer(config)
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)

@@ -21,8 +21,9 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
 
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus, note_other_file
-    from mhsh.training.memory import resolve_remat, with_policy
+    from mhsh.training.memory import with_policy
     from mhsh.training.mesh import make_mesh
+    from mhsh.training.plan import plan_run
     from mhsh.training.sharding import FSDP_AXIS
     from mhsh.training.validation import Validator
 
@@ -33,7 +34,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     mesh = make_mesh(config)
     # Nothing is saved for a backward pass. Where the weights are sharded, `auto` may have to gather
     # them group by group.
-    config = resolve_remat(config, mesh)[0] if mesh.shape[FSDP_AXIS] > 1 else with_policy(config, "none")
+    config = plan_run(config).config if mesh.shape[FSDP_AXIS] > 1 else with_policy(config, "none")
     model, params = load_for_inference(run_folder, config, step, 1, mesh)
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)

@@ -29,9 +29,9 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import launches, parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, Chip, product_flops
-from mhsh.training.memory import choose_remat, with_policy
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.plan import Devices, plan_run
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 
@@ -200,10 +200,9 @@ def compile_report(
         there is no compiler.
     """
     devices = _devices_of(topology)
-    mesh = make_mesh(config, devices)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
-    # Without a known memory `auto` is the policy that needs least.
-    config = with_policy(config, choose_remat(config, dict(mesh.shape), hbm_bytes or 0, topology.platform).policy)
+    config = plan_run(config, Devices(len(devices), topology.num_slices, topology.platform, hbm_bytes)).config
+    mesh = make_mesh(config, devices)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,

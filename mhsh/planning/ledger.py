@@ -13,9 +13,8 @@ from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.residual import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
-from mhsh.training.memory import candidates, choose_remat, device_bytes, footprint, refusal, with_policy
-from mhsh.training.mesh import choose_mesh, mesh_shape
-from mhsh.training.sharding import check_divisibility
+from mhsh.training.memory import candidates, device_bytes, footprint, with_policy
+from mhsh.training.plan import Devices, plan_run
 
 
 def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> dict[str, Any]:
@@ -32,11 +31,8 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     else:
         platform, num_devices = jax.default_backend(), _num_devices(config)
         hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
-    devices = num_devices, topology.num_slices if topology else 1
-    shape, choice = mesh_shape(config, *devices), choose_mesh(config, *devices)
-    check_divisibility(config, shape)
-    # Without a known memory `auto` is the policy that needs least.
-    policy = choose_remat(config, shape, hbm_bytes or 0, platform).policy
+    plan = plan_run(config, Devices(num_devices, topology.num_slices if topology else 1, platform, hbm_bytes))
+    shape, policy = plan.mesh_shape, plan.config.model.remat_policy
     policies = candidates(platform, shape)
     memory = {name: footprint(with_policy(config, name), shape) for name in dict.fromkeys((policy, *policies))}
     flops = row_flops(config)
@@ -54,10 +50,10 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "parameters": parameter_counts(model),
         "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / config.data.sequence_length},
         "mesh": shape,
-        "mesh_choice": choice and str(choice),
+        "mesh_choice": plan.mesh_choice and str(plan.mesh_choice),
         "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},
         "remat_policy": policy,
-        "refused": refusal(config, shape, hbm_bytes, platform) if hbm_bytes else None,
+        "refused": plan.refusal,
         "total_bytes_by_remat_policy": {name: memory[name].total for name in policies},
         "omega_closed": {
             f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)

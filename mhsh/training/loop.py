@@ -108,7 +108,7 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
 def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | None:
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
     counts = run.corpus.summary()
-    choices = [str(run.mesh_choice or ""), str(run.remat) if verbose and run.remat else ""]
+    choices = [str(run.plan.mesh_choice or ""), str(run.plan.remat or "") if verbose else ""]
     with jax.set_mesh(run.mesh):
         choices.append(left_to_xla(config.model))
     for line in (note, keep_compiled(folder), format_overlap(counts["overlap"]), format_unknown(counts), *choices):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
-from jax.sharding import Mesh
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
@@ -74,10 +73,11 @@ def footprint(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
     """
     rows = config.train.batch_size // config.train.accumulation_steps // math.prod(mesh_shape[axis] for axis in BATCH_AXES)
     saved, recomputed = saved_activations(config, rows), recomputed_activations(config, rows)
-    return _without_activations(config, mesh_shape)._replace(activations=saved, recomputed=recomputed)
+    return state_footprint(config, mesh_shape)._replace(activations=saved, recomputed=recomputed)
 
 
-def _without_activations(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
+def state_footprint(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
+    """The footprint without activations."""
     boxed, specs, (parameters, moments) = _state_bytes(config, mesh_shape)
     gathered, gradients = 0, parameters
     if mesh_shape[FSDP_AXIS] > 1:
@@ -99,18 +99,6 @@ def update_bytes(config: Config, mesh_shape: Mapping[str, int]) -> int:
     """
     _, _, (parameters, moments) = _state_bytes(config, mesh_shape)
     return 2 * (parameters + moments) + parameters
-
-
-def refusal(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str | None:
-    """Why a step cannot fit a device; None where it may. The activations of a policy that the
-    config names are left to the compiler, which may need less.
-    """
-    if config.model.remat_policy == "auto":
-        choice = choose_remat(config, mesh_shape, device_bytes, platform)
-        config, needed = with_policy(config, choice.policy), choice.needed_bytes
-    else:
-        needed = _without_activations(config, mesh_shape).total
-    return does_not_fit(config, mesh_shape, device_bytes, platform) if needed > device_bytes else None
 
 
 def does_not_fit(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
@@ -150,17 +138,6 @@ class RematChoice(NamedTuple):
     def __str__(self) -> str:
         needed, available = (f"{size / 2**30:.2f} GiB" for size in (self.needed_bytes, self.device_bytes))
         return f"remat_policy {self.policy}: needs about {needed} of {available} a device"
-
-
-def resolve_remat(config: Config, mesh: Mesh) -> tuple[Config, RematChoice | None]:
-    """The config with `auto` replaced by a policy for the devices of this mesh, and the choice
-    (None: the config names a policy).
-    """
-    if config.model.remat_policy != "auto":
-        return config, None
-    device = mesh.devices.flat[0]
-    choice = choose_remat(config, dict(mesh.shape), device_bytes(device), device.platform)
-    return with_policy(config, choice.policy), choice
 
 
 def candidates(platform: str, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ class RunRecord:
             "numerics": _by_step(before.get("numerics", {}), start, numerics(config)),
             "entries": recorded_entries(config),
             "objective": config.model.objective,
-            "choices": [str(choice) for choice in (run.mesh_choice, run.remat) if choice],
+            "choices": [str(choice) for choice in (run.plan.mesh_choice, run.plan.remat) if choice],
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": decayed_count(run.config.model.residual, state.params),
             "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,

@@ -30,9 +30,9 @@ from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
 from mhsh.training.environment import code_hash, environment, numerics
-from mhsh.training.memory import device_bytes, refusal, resolve_remat
-from mhsh.training.mesh import choose_mesh, count_slices, make_mesh
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.plan import plan_run
 from mhsh.training.progress import Display
 from mhsh.training.sharding import process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
@@ -53,7 +53,7 @@ class Run:
           UserError: the data, the mesh or the folder does not fit the config, or the processes
             differ.
         """
-        self.asked_for = config  # `config` has the remat policy that was chosen
+        self.asked_for = config
         code_hash()  # kept from here on: the files are still those that were imported
         self.folder = folder
         self.display = display
@@ -61,21 +61,17 @@ class Run:
         self.clock = Clock(self.watchdog.on_phase, display.on_phase)
         self.profiler = Profiler(config.train, folder.path, self.clock, self.display.note)
 
+        self.plan = plan_run(config)
+        if self.plan.refusal:
+            raise UserError(self.plan.refusal)
+        self.config = config = self.plan.config
         self.mesh = mesh = make_mesh(config)
-        # None where the config leaves no choice.
-        self.mesh_choice = choose_mesh(config, mesh.size, count_slices(list(mesh.devices.flat)))
         sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
         if sentences and jax.process_count() > 1:
             raise UserError(
                 f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it "
                 "to 0, and use mhsh eval afterwards"
             )
-        device = mesh.devices.flat[0]
-        refused = refusal(config, mesh.shape, device_bytes(device), device.platform)
-        if refused:
-            raise UserError(refused)
-        config, self.remat = resolve_remat(config, mesh)  # the choice is None where the config names a policy
-        self.config = config
         self.optimizer = optimizer = build_optimizer(config)
         self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
 

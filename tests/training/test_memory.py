@@ -7,14 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.models.build import build_model
-from mhsh.models.costs import parameter_counts, parameter_shapes
+from mhsh.models.costs import parameter_shapes
 from mhsh.training.memory import (
     CANDIDATES,
     USABLE_SHARE,
     choose_remat,
     footprint,
-    refusal,
-    resolve_remat,
     saved_activations,
     with_policy,
 )
@@ -97,27 +95,6 @@ def test_gathered_groups_have_one_group_of_layers_at_once(tiny):
     assert part[-2:] == whole[-2:], "activations are those of groups"
 
 
-def test_what_cannot_fit_is_refused_with_what_needs_it_and_what_fits(tiny):
-    config, shape = tiny(**{"model.num_layers": 64, "model.remat_policy": "auto"}), ONE_DEVICE | {"data": 4}
-    least = footprint(with_policy(config, "gathered_groups"), ONE_DEVICE | {"fsdp": 4}).total
-    said = refusal(config, shape, least, "tpu")
-    count = parameter_counts(config.model)["total"]
-    assert said is not None and said.startswith(
-        f"out of memory: {count:,} parameters need 0.0 GiB of the 0.0 GiB of a device (weights"
-    )
-    assert all(part in said for part in ("gradients 0.", "moments 0.", "activations 0."))
-    assert said.endswith("; take --config.model.remat_policy=gathered_groups --config.mesh.fsdp=4")
-    assert refusal(config, ONE_DEVICE | {"fsdp": 4}, least, "tpu") is None
-    assert refusal(config, shape, least // 8, "tpu").endswith("; take more devices, or a smaller model")
-
-
-def test_activations_of_a_named_policy_are_left_to_the_compiler(tiny):
-    config = tiny(**{"model.remat_policy": "none"})
-    needed = footprint(config, ONE_DEVICE)
-    assert refusal(config, ONE_DEVICE, needed.total - needed.activations, "tpu") is None
-    assert refusal(config, ONE_DEVICE, needed.total - needed.activations - 1, "tpu") is not None
-
-
 def test_a_single_head_is_whole_on_every_device(tiny):
     """N = 1 is not cut on `tensor`, F and V are: as if its heads axis were two long and halved."""
     part = footprint(tiny(**{"model.num_heads": 1}), ONE_DEVICE | {"tensor": 2})
@@ -182,15 +159,6 @@ def test_the_first_that_fits_is_chosen(make_config, platform):
     last = choose_remat(config, ONE_DEVICE, 1, platform)
     assert (last.policy, last.needed_bytes) == ("groups", needs["groups"])
     assert str(last) == f"remat_policy groups: needs about {needs['groups'] / 2**30:.2f} GiB of 0.00 GiB a device"
-
-
-def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config):
-    config = make_config("bert", "2l8h", **{"model.remat_policy": "full"})
-    mesh = make_mesh(config)
-    assert resolve_remat(config, mesh) == (config, None)
-    resolved, choice = resolve_remat(with_policy(config, "auto"), mesh)
-    assert choice is not None and choice.policy == resolved.model.remat_policy == CANDIDATES["cpu"][0]
-    assert choice.needed_bytes <= USABLE_SHARE * choice.device_bytes
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""What a run is before anything of it is made, from its config and its devices alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from mhsh.config.schema import Config
+from mhsh.training.memory import RematChoice, choose_remat, device_bytes, does_not_fit, state_footprint, with_policy
+from mhsh.training.mesh import MeshChoice, choose_mesh, count_slices, mesh_shape
+from mhsh.training.sharding import check_divisibility
+
+
+class Devices(NamedTuple):
+    """The devices that a run would have."""
+
+    count: int
+    slices: int
+    platform: str
+    bytes: int | None  # memory of one; None: not known
+
+    @classmethod
+    def of(cls, devices: Sequence[Any]) -> Devices:
+        """Those of jax."""
+        return cls(len(devices), count_slices(devices), devices[0].platform, device_bytes(devices[0]))
+
+
+class RunPlan(NamedTuple):
+    """A config on devices."""
+
+    config: Config  # with the remat policy that was chosen
+    mesh_shape: dict[str, int]
+    mesh_choice: MeshChoice | None  # None: the config leaves none
+    remat: RematChoice | None  # None: the config names a policy
+    refusal: str | None  # why a step cannot fit; None where it may
+
+
+def plan_run(config: Config, devices: Devices | None = None) -> RunPlan:
+    """The plan of a run on `devices` (None: those that jax finds).
+
+    `auto` becomes the first remat policy that fits; without a known memory, the one that needs
+    least. The activations of a policy that the config names are left to the compiler, which may
+    need less than is counted.
+
+    Raises:
+      UserError: the mesh does not make the devices, or the model or the batch does not divide.
+    """
+    devices = devices or Devices.of(jax.devices())
+    shape = mesh_shape(config, devices.count, devices.slices)
+    check_divisibility(config, shape)
+    choice = None
+    if config.model.remat_policy == "auto":
+        choice = choose_remat(config, shape, devices.bytes or 0, devices.platform)
+        config = with_policy(config, choice.policy)
+    refusal = None
+    if devices.bytes is not None:
+        needed = choice.needed_bytes if choice else state_footprint(config, shape).total
+        refusal = does_not_fit(config, shape, devices.bytes, devices.platform) if needed > devices.bytes else None
+    return RunPlan(config, shape, choose_mesh(config, devices.count, devices.slices), choice, refusal)
