@@ -20,7 +20,7 @@ from mhsh.cli.train import PREDICT_INPUT
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
+from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
 from mhsh.configs import override
 from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
@@ -136,7 +136,7 @@ def fine_tuning_fields(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
             "fine-tuning reads a row in both directions: give a run of model.objective = 'mlm'"
         )
     objective = fields.get("model", {}).get("objective")
-    if objective not in ("classification", "span"):
+    if objective not in TASKS:
         raise UserError(
             f"--config has model.objective = {objective!r}; fine-tuning needs 'classification' or 'span', as in "
             "--config=glue:cola (mhsh configs lists the others)"

@@ -15,7 +15,7 @@ from mhsh.cli.inspect import source_lines
 from mhsh.cli.parser import NOTHING_GIVEN, GivenFlag, WorkdirFlag
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, to_dict
+from mhsh.config.schema import TASKS, Config, to_dict
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST, override
 from mhsh.errors import UserError
@@ -26,7 +26,7 @@ PREDICT_INPUT = {  # flags of mhsh predict, by model.objective
     "clm": "--text=TEXT",
     "mlm": "--text='TEXT WITH [MASK]'",
     "translation": "--input=FILE",
-    **dict.fromkeys(("classification", "span"), "--input=FILE --output=FILE"),
+    **dict.fromkeys(TASKS, "--input=FILE --output=FILE"),
 }
 
 EXAMPLES = (

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mhsh.config.fields import SHAPING, Field, fields_of, section_class, section_names
 from mhsh.config.schema import (
     OBJECTIVES,
+    TASKS,
     AnyDataConfig,
     Config,
     DataConfig,
@@ -130,7 +131,7 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
     for name in required:
         if name not in given:
             remedy = "give every field"
-            if given.get("objective") in ("classification", "span"):
+            if given.get("objective") in TASKS:
                 remedy = "a config for fine-tuning is one for mhsh finetune, or --task of mhsh import"
             raise UserError(f"{prefix}{name} is missing from the config; {remedy}")
 
@@ -229,7 +230,7 @@ def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]
         value = getattr(model, name)
         if (value > 0) != (objective == needed_by):
             yield f"model.{name} = {value}; {allowed}: {'1 or more' if objective == needed_by else 0}"
-    if train.eval_batches and objective in ("classification", "span"):
+    if train.eval_batches and objective in TASKS:
         yield f"train.eval_batches = {train.eval_batches}; {allowed}: 0, all of them"
     if train.label_smoothing and objective == "span":
         yield f"train.label_smoothing = {train.label_smoothing}; {allowed}: 0"

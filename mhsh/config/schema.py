@@ -118,6 +118,7 @@ Fans = Literal["ungrouped", "own"]
 Dtype = Literal["float32", "bfloat16"]
 
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
+TASKS = ("classification", "span")  # of fine-tuning
 ADMIN_OMEGAS: tuple[str, ...] = get_args(AdminOmega)
 INITS: tuple[str, ...] = get_args(Init)
 

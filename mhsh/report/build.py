@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mhsh import text
 from mhsh.config.fields import flatten
+from mhsh.config.schema import TASKS
 from mhsh.report.curves import describe_metrics, drawn_curve, gap_starts, most_points
 from mhsh.report.report import (
     GROUPS,
@@ -316,7 +317,7 @@ def _entropy_key(runs: Sequence[Run]) -> str:
     empty for none. With next-sentence prediction the loss is a sum of two.
     """
     models = [run.config.model for run in runs]
-    if any(model.objective in ("classification", "span") or model.next_sentence for model in models):
+    if any(model.objective in TASKS or model.next_sentence for model in models):
         return ""
     return "loss"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mhsh.config.schema import Config, DataConfig
+from mhsh.config.schema import TASKS, Config, DataConfig
 from mhsh.text import format_loss
 
 SMOOTHED_SHARE = 0.1  # of the logged training rows: the last tenth
@@ -95,7 +95,7 @@ def outcome_words(outcome: str, config: Config, entropy: float) -> str:
     unigrams.
     """
     known = uninformed(config)
-    if config.model.objective in ("classification", "span"):
+    if config.model.objective in TASKS:
         words = {LEFT: f"better than {known} alone", ON_PLATEAU: f"no better than {known} alone"}.get(outcome, outcome)
         return f"{words} (a loss of {format_loss(entropy)})"
     meaning = {LEFT: ": it has trained", ON_PLATEAU: f": it predicts no better than {known}"}.get(outcome, "")
@@ -105,7 +105,7 @@ def outcome_words(outcome: str, config: Config, entropy: float) -> str:
 def plateau_words(config: Config, step: int, split: str, loss: float, entropy: float) -> str:
     """That a run is still on the plateau, and what to try."""
     at = f"the {split} loss {format_loss(loss)} is not {PLATEAU_MARGIN} below"
-    if config.model.objective in ("classification", "span"):
+    if config.model.objective in TASKS:
         words = f"step {step}: {at} {format_loss(entropy)}, that of {uninformed(config)} alone"
     else:
         words = f"step {step} is still {ON_PLATEAU}: {at} the unigram entropy {format_loss(entropy)}"

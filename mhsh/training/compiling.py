@@ -9,6 +9,7 @@ import platform
 import shlex
 import stat
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ CACHE_FOLDER = "compilation_cache"
 # jax would keep only what takes a second to compile. The others of a run take as long together.
 _KEEP_ALL = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 0.0)
 _LARGEST, _ROOM = 4 << 30, 1 << 20  # bytes that the cache may have at a start, and that a start must find free
+_MEASURED_SECONDS = 3600
 
 # From the environment; they apply to everything that the process compiles.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -75,7 +77,8 @@ def keep_compiled(folder: RunFolder) -> str:
         return note
     try:
         cache = private_cache(cache_folder())
-        _make_room(cache.parent, _LARGEST)
+        if _is_due(cache.parent / "measured"):
+            _make_room(cache.parent, _LARGEST)
         identity = _identity(cache)
     except (UserError, OSError) as error:  # a cache can be done without
         cache, identity, note = None, "", f"no cache for compiled programs ({error}): every start compiles anew"
@@ -104,8 +107,17 @@ def private_cache(folder: Path) -> Path:
     programs = cache / machine()
     programs.mkdir(exist_ok=True)
     with tempfile.TemporaryFile(dir=programs) as file:  # jax would say for each program that there is no room
-        file.write(bytes(_ROOM))
+        os.posix_fallocate(file.fileno(), 0, _ROOM)
     return programs
+
+
+def _is_due(measured: Path) -> bool:
+    """Whether the cache, of thousands of files, was not measured for an hour; then it is now."""
+    with contextlib.suppress(FileNotFoundError):
+        if 0 <= time.time() - measured.stat().st_mtime < _MEASURED_SECONDS:
+            return False
+    measured.touch()
+    return True
 
 
 def _make_room(cache: Path, largest: int) -> None:

@@ -133,16 +133,9 @@ def find_damage(folder: epath.Path) -> str | None:
 
 
 def _damage(folder: epath.Path) -> str | None:
+    name, unlisted = "", f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
     try:
         listed = _listed_files(folder / FILE_MANIFEST)
-    except Refused:
-        raise
-    except (OSError, UserError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in TRANSIENT and not is_remote(folder):
-            raise
-        return f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
-    name = ""
-    try:
         for name, entry in listed.items():
             path = folder / name
             if not exists(path):
@@ -159,7 +152,11 @@ def _damage(folder: epath.Path) -> str | None:
     except OSError as error:
         if error.errno in TRANSIENT and not is_remote(folder):
             raise
-        return f"{name} cannot be read ({error.strerror or error})"
+        return f"{name} cannot be read ({error.strerror or error})" if name else unlisted
+    except (UserError, KeyError, TypeError, ValueError):
+        if name:
+            raise
+        return unlisted
     return None
 
 
