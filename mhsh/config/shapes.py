@@ -165,12 +165,27 @@ def _base_layers(model: ModelConfig) -> int:
     return model.base_layers or (model.num_layers if model.residual == "completep" else 0)
 
 
+def feed_forward_kernels(model: ModelConfig) -> int:
+    """The kernels of one feed-forward sublayer."""
+    return 3 if model.mlp == "gated" else 2
+
+
+def attention_weights(model: ModelConfig) -> int:
+    """Elements of the kernels of one attention sublayer."""
+    return 2 * model.embed_dim * (model.num_heads + model.kv_heads) * model.head_dim
+
+
+def feed_forward_weights(model: ModelConfig) -> int:
+    """Elements of the kernels of one feed-forward sublayer."""
+    return feed_forward_kernels(model) * model.embed_dim * model.mlp_dim
+
+
 def layer_parameters(model: ModelConfig) -> int:
     """Weights, biases and LayerNorms of the layers of both stacks, of a Post-LN model."""
-    d, heads, kv_heads = model.embed_dim, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
-    inner = 2 if model.mlp == "gated" else 1  # products into the hidden layer
-    attention = 2 * d * (heads + kv_heads) + model.bias * (heads + 2 * kv_heads + d)
-    feed_forward = (inner + 1) * d * model.mlp_dim + model.bias * (inner * model.mlp_dim + d)
+    d, inner = model.embed_dim, feed_forward_kernels(model) - 1  # products into the hidden layer
+    biases = (model.num_heads + 2 * model.kv_heads) * model.head_dim + d, inner * model.mlp_dim + d
+    attention = attention_weights(model) + model.bias * biases[0]
+    feed_forward = feed_forward_weights(model) + model.bias * biases[1]
     norm = d + (model.bias and model.norm == "layer") * d
     encoder = model.num_layers * (attention + feed_forward + 2 * norm)
     return encoder + model.num_decoder_layers * (2 * attention + feed_forward + 3 * norm)

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from mhsh.config.entries import UPDATE_RULES
 from mhsh.config.schema import Config, DataConfig, ModelConfig
+from mhsh.config.shapes import feed_forward_kernels
 from mhsh.models.build import boxed_parameters
 from mhsh.models.types import SUBLAYERS
 
@@ -68,11 +69,6 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
         feed_forward=(encoder * source + decoder * target) * feed_forward_kernels(model) * 2 * model.embed_dim * model.mlp_dim,
         heads=_head_flops(model, length, predicted),
     )
-
-
-def feed_forward_kernels(model: ModelConfig) -> int:
-    """The kernels of one feed-forward sublayer."""
-    return 3 if model.mlp == "gated" else 2
 
 
 def _head_flops(model: ModelConfig, length: int, predicted: int) -> int:

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
+from mhsh.config.shapes import attention_weights, feed_forward_weights
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
@@ -62,8 +63,8 @@ def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
     """
     size = group_sizes(num_layers)[1]
     if config.remat_policy == "gathered_groups":
-        kernels = 4 * config.embed_dim * config.num_heads * config.head_dim + 2 * config.embed_dim * config.mlp_dim
-        needed = _GROUP_BYTES / (kernels * jnp.dtype(config.compute_dtype).itemsize)
+        weights = attention_weights(config) + feed_forward_weights(config)
+        needed = _GROUP_BYTES / (weights * jnp.dtype(config.compute_dtype).itemsize)
         size = min(
             divisor for divisor in range(1, size + 1) if num_layers % divisor == 0 and (divisor >= needed or divisor == size)
         )

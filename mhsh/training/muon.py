@@ -13,7 +13,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from mhsh.config.entries import add_optimizer
 from mhsh.config.schema import Config, OptimizerConfig
-from mhsh.models.costs import feed_forward_kernels
+from mhsh.config.shapes import feed_forward_kernels
 from mhsh.training.optimizer import STACKED, adam, parameter_path
 
 # Muon's matrices by the last name of a parameter's path: the axes that are contracted, and the axes

@@ -11,6 +11,8 @@ from mhsh import configs
 from mhsh.config.resolve import from_dict
 from mhsh.config.shapes import (
     at_equal_size,
+    attention_weights,
+    feed_forward_weights,
     heads_at_equal_width,
     kv_heads_at_equal_size,
     layer_parameters,
@@ -103,6 +105,8 @@ def test_a_decoder_of_as_many_parameters_in_another_depth(make_config, variant):
         assert parameter_counts(other)["encoder"] == pytest.approx(parameter_counts(model)["encoder"], rel=0.01)
     final_norm = model.embed_dim
     assert layer_parameters(model) + final_norm == parameter_counts(model)["encoder"]
+    kernels = attention_weights(model) + feed_forward_weights(model)  # a decoder's layer has no biases, and two norms
+    assert layer_parameters(model) == model.num_layers * (kernels + 2 * model.embed_dim)
 
 
 SHAPES = st.tuples(st.integers(1, 64), st.integers(1, 48), st.integers(1, 512), st.integers(1, 48))
