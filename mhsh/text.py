@@ -124,12 +124,14 @@ def format_signed(value: float, words: Callable[[float], str] = format_loss) -> 
 
 
 def format_range(low: float, high: float, words: Callable[[float], str]) -> str:
-    """`LOW to HIGH`, each in these words; `any` for an end that is not finite."""
-    return " to ".join(words(end) if math.isfinite(end) else "any" for end in (low, high))
+    """`LOW to HIGH`, each in these words; an end that is not finite is no bound."""
+    if not math.isfinite(low) or not math.isfinite(high):
+        return f"up to {words(high)}" if math.isfinite(high) else f"at least {words(low)}" if math.isfinite(low) else "no bound"
+    return f"{words(low)} to {words(high)}"
 
 
 def format_interval(low: float, high: float) -> str:
-    """`+0.120 to +0.340`, of a difference of losses; `any to +0.340` if it has no lower bound. A
+    """`+0.120 to +0.340`, of a difference of losses; `up to +0.340` if it has no lower bound. A
     small end keeps a digit instead of becoming 0.000.
     """
 

@@ -70,4 +70,4 @@ def test_a_run_that_went_on_with_other_code_has_both(unbroken, corpus, edited, t
     # Steps that are trained again with the first code have nothing of the other.
     again = cut_back(resumed, tmp_path / "again")
     assert train(again, corpus)["code"] == {"0": code_hash()}
-    assert "Comparable: nothing that matters differs" in verdict(tmp_path, unbroken, again)
+    assert "A fair comparison: nothing that matters differs" in verdict(tmp_path, unbroken, again)

@@ -56,7 +56,7 @@ def test_numbers_in_few_digits() -> None:
 def test_loss() -> None:
     assert [format_loss(value) for value in (None, 2.60349, math.nan)] == ["not recorded", "2.603", "not finite"]
     assert format_interval(-0.02, 0.00004) == "\u22120.020 to +4e-05"
-    assert format_interval(-math.inf, 0.0) == "any to +0.000"
+    assert format_interval(-math.inf, 0.0) == "up to +0.000"
 
 
 def test_values_are_short_where_that_keeps_them_apart() -> None:

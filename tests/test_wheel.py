@@ -233,4 +233,4 @@ def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> N
     for name, row in zip(("3l4h", "12l1h"), found, strict=True):
         entropy = json.loads((tmp_path / "runs" / name / "run.json").read_bytes())["data"]["unigram_entropy"]
         assert row["validation loss"]["value"] < entropy - 0.3
-    assert abs(found[1]["difference"]["value"]) > 0 and "Comparable: " in printed["compare"]
+    assert abs(found[1]["difference"]["value"]) > 0 and "A fair comparison: " in printed["compare"]

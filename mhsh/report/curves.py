@@ -179,6 +179,18 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
     return moved
 
 
+def beside(places: Sequence[float], gap: float, low: float, high: float) -> dict[int, float]:
+    """Where the labels of places stand, `gap` apart, by the index of the place: those that come
+    first, and of the others those that need no label to be further than 1.5 gaps from its place.
+    """
+    kept: list[int] = []
+    for index in range(len(places)):
+        wanted = [places[each] for each in (*kept, index)]
+        if all(abs(place - moved) <= 1.5 * gap for place, moved in zip(wanted, spread(wanted, gap, low, high), strict=True)):
+            kept.append(index)
+    return dict(zip(kept, spread([places[index] for index in kept], gap, low, high), strict=True))
+
+
 def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """The indices of the rows to draw, ascending, at most `most` of them (5 or more).
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from mhsh.report.report import Series
 from mhsh.text import shorten
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of one column
@@ -60,16 +63,29 @@ class CurveStyle:
     marker_path: str  # an SVG path around the origin, 10 units wide
 
 
-def curve_style(index: int, color_index: int | None = None) -> CurveStyle:
-    """The style of the run or group at `index`. The first 210 are all different.
-
-    Neighbours differ in colour, dash and marker. Runs with an equal `color_index`, which is that of
-    their group, share its colour.
+def curve_style(color: int, variant: int = 0) -> CurveStyle:
+    """A colour and a marker a shape, of which the first 210 differ with their dashes; and a dash a
+    variant of it, such as a length of training.
     """
-    linestyle, dash_array = _DASHES[index % len(_DASHES)]
-    marker, marker_path = _SYMBOLS[index % len(_SYMBOLS)]
-    color = _COLORS[(index if color_index is None else color_index) % len(_COLORS)]
-    return CurveStyle(color, linestyle, marker, dash_array, marker_path)
+    linestyle, dash_array = _DASHES[(variant + color // len(_COLORS)) % len(_DASHES)]
+    marker, marker_path = _SYMBOLS[(color + variant // len(_DASHES)) % len(_SYMBOLS)]
+    return CurveStyle(_COLORS[color % len(_COLORS)], linestyle, marker, dash_array, marker_path)
+
+
+def series_style(of: Series, place: int) -> CurveStyle:
+    """That of the series at a place of its figure."""
+    return curve_style(place if of.color is None else of.color, of.variant)
+
+
+def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
+    """The ticks of a logarithmic axis from `low` to `high`: as many of 1 to 9, or 1, 2 and 5, times
+    powers of ten as there may be; even steps where fewer than three of these lie inside.
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = (sorted(digit * 10.0**power for power in powers for digit in digits) for digits in (range(1, 10), (1, 2, 5), (1,)))
+    inside = ([tick for tick in ticks if low <= tick <= high] for ticks in every)
+    found = next((ticks for ticks in inside if len(ticks) <= most), [])
+    return found if len(found) > 2 else [tick for tick in MaxNLocator(most).tick_values(low, high) if low <= tick <= high]
 
 
 @contextlib.contextmanager

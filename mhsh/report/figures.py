@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mhsh.report.curves import Line, difference_lines, group_lines, spread
+from mhsh.report.curves import Line, beside, difference_lines, group_lines
 from mhsh.report.figure_files import (
     COLUMN,
     PAGE,
@@ -24,9 +25,11 @@ from mhsh.report.figure_files import (
     curve_style,
     figure_bytes,
     figure_style,
+    log_ticks,
+    series_style,
 )
 from mhsh.report.report import MARK, Curves, Points
-from mhsh.text import format_loss, format_signed, shorten
+from mhsh.text import count, format_loss, format_signed, shorten
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
@@ -44,17 +47,18 @@ def curves_figure(curves: Curves, kind: str) -> bytes:
     split = next((split for split in curves.splits if any(split in run.curves for run in curves.runs)), "")
     name, every = curves.splits.get(split, ""), range(len(curves.groups))
     references = [reference for reference in curves.references if reference.metric == "loss"]
+    styles = [curve_style(group.color, group.variant) for group in curves.groups]
     lines = {place: group_lines(curves, place, split) for place in every}
     panels = [(lines, f"{name} loss", [reference.value for reference in references])]
     caption = "bands: 95 % intervals"
-    if curves.baseline is not None and any(group.pairs for group in curves.groups):
+    if curves.baseline:
         changes = {place: difference_lines(curves, place, split) for place in every}
         panels.append((changes, f"difference in {name} loss", [0.0]))
-        caption = f"{caption}; differences are to {curves.groups[curves.baseline].name}"
+        caption = f"{caption}; differences are to {curves.baseline}"
     with figure_style():
         figure = Figure(figsize=(PAGE, 2.5), layout="constrained")
         for axes, (drawn, title, levels) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _draw_panel(axes, drawn, is_difference=drawn is not lines)
+            _draw_panel(axes, drawn, styles, is_difference=drawn is not lines)
             for value in levels:
                 axes.axhline(value, color=_GREY, linestyle=":", zorder=1)
             axes.set_title(title)
@@ -63,7 +67,7 @@ def curves_figure(curves: Curves, kind: str) -> bytes:
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         drawn = [place for place in every if lines[place]]
         named = [place for place in drawn if place < _MOST_NAMED]
-        handles: list[Artist] = [_sample(curve_style(place)) for place in named]
+        handles: list[Artist] = [_sample(styles[place]) for place in named]
         labels = [curves.groups[place].name + " \u2260" * bool(curves.groups[place].unequal) for place in named]
         if len(drawn) > len(named):
             handles.append(Line2D([], [], color=_GREY, linewidth=1))
@@ -80,7 +84,7 @@ def points_figure(points: Points, kind: str) -> bytes:
         figure = Figure(figsize=(COLUMN, 2.5), layout="constrained")
         axes = figure.subplots()
         for place, (series, x) in enumerate(zip(points.series, _beside(points), strict=True)):
-            style = curve_style(place if series.group is None else series.group)
+            style = series_style(series, place)
             y = [point.y for point in series.points]
             low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
             high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
@@ -90,18 +94,20 @@ def points_figure(points: Points, kind: str) -> bytes:
                 axes.plot([at], [point.y], style.marker, color=style.color, markerfacecolor=face, zorder=3)
         if points.log_x:
             axes.set_xscale("log")
+            ticks = log_ticks(*axes.get_xlim())
+            axes.set_xticks(ticks, map(_tick, ticks))
         if points.log_y:
             axes.set_yscale("log")
+            ticks = log_ticks(*axes.get_ylim())
+            axes.set_yticks(ticks, map(_tick, ticks))
         if points.ticks:
-            words = [shorten(words, 16) for _, words in points.ticks]
-            turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
-            axes.set_xticks([at for at, _ in points.ticks], words, parse_math=False, **turned)
-            axes.minorticks_off()
+            _name_ticks(axes, points)
+        axes.minorticks_off()
         for reference in points.references:
             axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
         axes.set_xlabel(points.x_title, parse_math=False)
         axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
-        handles: list[Artist] = [_sample(curve_style(p if s.group is None else s.group)) for p, s in enumerate(points.series)]
+        handles: list[Artist] = [_sample(series_style(series, place)) for place, series in enumerate(points.series)]
         handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
         add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
         return figure_bytes(figure, kind, MARK)
@@ -120,16 +126,35 @@ def _beside(points: Points) -> list[Float[np.ndarray, " points"]]:
     return [back(to(each) + step * (place - (len(places) - 1) / 2)) for place, each in enumerate(places)]
 
 
-def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], is_difference: bool) -> None:
+def _name_ticks(axes: Axes, points: Points) -> None:
+    """Names those ticks of the x-axis that do not overprint the one before them."""
+    low, *places, high = axes.get_xlim()[0], *(at for at, _ in points.ticks), axes.get_xlim()[1]
+    to = math.log if points.log_x else float
+    names = [shorten(words, 16) for _, words in points.ticks]
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, names)) > _TICK_CHARACTERS else {}
+    kept: list[tuple[float, float, str]] = []
+    for at, name in zip(places, names, strict=True):
+        share = (to(at) - to(low)) / (to(high) - to(low))
+        before, _, other = kept[-1] if kept else (-1.0, at, "")
+        if share - before >= (0.06 if turned else (len(name) + len(other)) / 2 / _TICK_CHARACTERS):
+            kept.append((share, at, name))
+    axes.set_xticks([at for _, at, _ in kept], [name for *_, name in kept], parse_math=False, **turned)
+
+
+def _tick(value: float) -> str:
+    return count(value) if abs(value) >= 1e4 else f"{value:g}"
+
+
+def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequence[CurveStyle], is_difference: bool) -> None:
     """The lines of groups with their bands, clipped by a y-axis that shows the lines after their
-    start, and the final values beside their ends.
+    start, and of differences zero and the bands; and the final values beside the ends of the lines.
     """
     each = [(place, line) for place, of_group in lines.items() for line in of_group]
     for place, line in each:
         if place >= _MOST_NAMED:
             axes.plot(line.x, line.y, color=_GREY, linewidth=0.6, alpha=0.4, zorder=1.5)
             continue
-        style, every = curve_style(place), max(1, len(line.x) // 10)
+        style, every = styles[place], max(1, len(line.x) // 10)
         # Begun at different rows: markers of curves that lie on each other stay visible.
         first = len(axes.lines) * every // 5 % every
         axes.fill_between(line.x, line.low, line.high, color=style.color, alpha=0.18, linewidth=0)
@@ -137,17 +162,23 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], is_difference: 
     first, last = min((line.x[0] for _, line in each), default=0.0), max((line.x[-1] for _, line in each), default=0.0)
     is_long = max((len(line.x) for _, line in each), default=0) > _SHORT
     start = first + _START * (last - first) if is_long else first
-    values = np.concatenate([*(line.y[line.x >= start] for _, line in each), [0.0] * is_difference])
+    shown = [(line, line.x >= min(start, line.x[len(line.x) // 2])) for _, line in each]
+    values = np.concatenate([*(line.y[rows] for line, rows in shown), [0.0] * is_difference])
+    if is_difference:
+        values = np.concatenate([values, *(band[rows] for line, rows in shown for band in (line.low, line.high))])
     values = values[np.isfinite(values)]
     if len(values):
         room = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.05
         axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
     low, high = axes.get_ylim()
-    ends = [(place, float(line.y[-1])) for place, line in each if place < _MOST_NAMED and low <= line.y[-1] <= high]
-    heights = spread([(value - low) / (high - low) for _, value in ends], _ROW, 0.0, 1.0)
-    for (place, value), height in zip(ends, heights, strict=True):
-        text = format_signed(value) if is_difference else format_loss(value)
-        axes.annotate(text, (1.02, height), xycoords="axes fraction", va="center", fontsize=6, color=curve_style(place).color)
+    ends = [(place, line) for place, line in each if place < _MOST_NAMED and low <= line.y[-1] <= high]
+    for at in sorted({float(line.x[-1]) for _, line in ends}):  # lines of one length have one column of values
+        column = sorted(((place, line) for place, line in ends if line.x[-1] == at), key=lambda entry: entry[1].y[-1])
+        for index, height in beside([(line.y[-1] - low) / (high - low) for _, line in column], _ROW, 0.0, 1.0).items():
+            place, value = column[index][0], float(column[index][1].y[-1])
+            text = format_signed(value) if is_difference else format_loss(value)
+            x = 1.02 if at == last else (at - axes.get_xlim()[0]) / np.ptp(axes.get_xlim()) + 0.015
+            axes.annotate(text, (x, height), xycoords="axes fraction", va="center", fontsize=6, color=styles[place].color)
 
 
 def _sample(style: CurveStyle) -> Line2D:

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import functools
 import hashlib
+import statistics
 from collections.abc import Iterable
 from importlib import resources
 from importlib.metadata import distribution
@@ -20,8 +21,8 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mhsh.report.figure_files import CurveStyle, curve_style
-from mhsh.report.report import DIFFERENCE, GROUPS, MARK, RUNS, Report, Row
+from mhsh.report.figure_files import CurveStyle, curve_style, series_style
+from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Cell, Column, CurveGroup, Curves, Report, Row, Table
 from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
@@ -72,36 +73,94 @@ def _parts(report: Report) -> dict[str, Markup]:
     curves = report.curves
     style_of = functools.partial(_style_of, report)
     fields = [(field, field) for field in curves.fields] if curves else []
-    has_pairs = curves is not None and any(group.pairs for group in curves.groups)
-    views = [(view, words) for view, words in _VIEWS.items() if has_pairs or view != DIFFERENCE]
-    values = {"views": views, "fields": fields, "curve_style": curve_style, "reference_style": _REFERENCE}
+    views = [(view, words) for view, words in _VIEWS.items() if (curves and curves.baseline) or view != DIFFERENCE]
+    values: dict[str, Any] = {"cells": _cells, "caution": _caution, "CAUTION": CAUTION, "reference_style": _REFERENCE}
+    values |= {"views": views, "fields": fields, "series_style": series_style}
     made: Any = _environment().get_template("parts.html").make_module(values)
-    parts = {"claim": made.claim(report, style_of), "figures": made.figures(report), "tables": made.tables(report, style_of)}
+    claim, others = made.claim(report, style_of, forest_of(report)), made.tables(report, style_of)
+    parts = {"claim": claim, "figures": made.figures(report, style_of), "tables": others}
     if curves is not None:
-        baseline = curves.groups[curves.baseline].name if has_pairs and curves.baseline is not None else ""
-        parts |= {"controls": made.controls(curves), "more": made.more(), "notes": made.notes(curves, baseline)}
+        parts |= {"controls": made.controls(curves), "more": made.more(), "notes": made.notes(curves)}
     return {name: Markup(part.strip()) for name, part in parts.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Forest:
+    """The scale of the differences that are drawn beside their numbers."""
+
+    low: float
+    high: float
+    margin: float | None
+
+    def at(self, value: float) -> float:
+        """A place in a picture that is 200 wide, with room for signs of what lies beyond."""
+        return round(min(196.0, max(4.0, 8 + 184 * (value - self.low) / (self.high - self.low))), 1)
+
+    @property
+    def tick(self) -> float:
+        """A round number that lies inside on one side at least."""
+        most = max(self.high, -self.low)
+        return next(step for power in range(9, -12, -1) for step in (5 * 10.0**power, 2 * 10.0**power, 10.0**power) if step <= most)
+
+
+def forest_of(report: Report) -> Forest | None:
+    """The scale of all differences of a page; None where there are none. Intervals that are over
+    five times as far from zero as half of them are cut.
+    """
+    cells = [row.full[place] for table in report.results for row in table.rows for place, c in enumerate(table.columns) if c.forest]
+    ends = [value for cell in cells for value in (cell.value, cell.low, cell.high) if value is not None]
+    if not ends:
+        return None
+    most = 5 * statistics.median(map(abs, ends)) or max(map(abs, ends)) or 1.0
+    shown = [*(max(-most, min(most, value)) for value in ends), 0.0, *([report.margin, -report.margin] if report.margin else [])]
+    return Forest(min(shown), max(shown), report.margin)
 
 
 def _style_of(report: Report, row: Row) -> CurveStyle | None:
     """That of the curve of the row's group or run."""
-    if row.run is not None and report.curves is not None:
-        return curve_style(row.run, report.curves.group_of.get(row.run))
-    return None if row.group is None else curve_style(row.group)
+    if report.curves is None or (row.run is None and row.group is None):
+        return None
+    return _run_style(report.curves, row.run) if row.run is not None else _group_style(report.curves.groups[row.group or 0])
+
+
+def _cells(table: Table, row: Row) -> list[tuple[Column, Cell]]:
+    """What stands in columns: a caution stands below the name."""
+    return [(column, cell) for column, cell in zip(table.columns, row.full, strict=True) if column.name != CAUTION]
+
+
+def _caution(table: Table, row: Row) -> str:
+    return next((cell.text for column, cell in zip(table.columns, row.full, strict=True) if column.name == CAUTION), "")
+
+
+def _group_style(group: CurveGroup) -> CurveStyle:
+    return curve_style(group.color, group.variant)
+
+
+def _run_style(curves: Curves, run: int) -> CurveStyle:
+    """The colour and the marker of its group, and a dash of its own."""
+    group = curves.groups[curves.group_of[run]]
+    return curve_style(group.color, group.variant + group.runs.index(run))
 
 
 def _content(report: Report) -> dict[str, Any]:
     """What the scripts read: the fields of Curves, the points, and the styles of all lines."""
-    curves = report.curves
-    fields = {field.name: getattr(curves, field.name) for field in dataclasses.fields(curves)} if curves else {"runs": ()}
-    drawn = [len(figure.series) for figure in report.points]
-    if curves is not None:
-        drawn += [len(curves.runs), len(curves.groups), *(len(set(values)) for values in curves.fields.values())]
-    return {**fields, "points": report.points, "styles": [_script_style(place) for place in range(max(drawn, default=0))]}
+    curves, points = report.curves, [_fields(figure) for figure in report.points]
+    for figure in points:
+        figure["series"] = [_fields(each) | _script_style(series_style(each, n)) for n, each in enumerate(figure["series"])]
+    if curves is None:
+        return {"runs": (), "points": points}
+    runs = [_fields(run) | {"style": _script_style(_run_style(curves, place))} for place, run in enumerate(curves.runs)]
+    groups = [_fields(group) | {"style": _script_style(_group_style(group))} for group in curves.groups]
+    most = max((len(set(values)) for values in curves.fields.values()), default=0)
+    styles = [_script_style(curve_style(place)) for place in range(most)]
+    return {**_fields(curves), "runs": runs, "groups": groups, "points": points, "styles": styles}
 
 
-def _script_style(place: int) -> dict[str, Any]:
-    style = curve_style(place)
+def _fields(of: Any) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
+
+
+def _script_style(style: CurveStyle) -> dict[str, Any]:
     dash = [] if style.dash_array == "none" else list(map(int, style.dash_array.split()))
     return {"color": style.color, "dash": dash, "marker": style.marker_path}
 

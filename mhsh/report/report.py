@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 MARK = "written by mhsh compare"  # near the start of every file, as its generator
+CAUTION = "caution"  # the column of why to be careful with what a row says
 GROUPS, RUNS, DIFFERENCE = "groups", "runs", "difference"  # the views of curves
 
 Numbers = tuple[int | float | None, ...]  # None: a gap
@@ -21,6 +22,7 @@ class Cell:
     value: int | float | None = None
     low: float | None = None
     high: float | None = None
+    heat: float | None = None  # from 0, the best of a map of losses, to 1
 
     @property
     def words(self) -> str:
@@ -35,6 +37,7 @@ class Column:
     name: str
     numeric: bool = False
     rank: int = 0
+    forest: bool = False  # differences: drawn as points with their intervals, beside zero and the margin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     note: str = ""  # a sentence below, such as what the marks mean
+    intervals: str = ""  # another one, of what the notes of its cells are; said where these are shown
 
     @classmethod
     def of_text(cls, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
@@ -67,7 +71,8 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Without the columns that hold no text in any row."""
-        kept = [place for place in range(len(self.columns)) if any(row.full[place].words for row in self.rows)]
+        places = range(len(self.columns))
+        kept = [place for place in places if any(row.full[place].words for row in self.rows) or not self.rows]
         rows = tuple(dataclasses.replace(row, cells=tuple(row.cells[place] for place in kept)) for row in self.rows)
         return dataclasses.replace(self, columns=tuple(self.columns[place] for place in kept), rows=rows)
 
@@ -109,6 +114,8 @@ class CurveGroup:
     unequal: str = ""  # why its losses cannot be compared with the baseline's; empty where they can
     pairs: tuple[tuple[int, int], ...] = ()  # a run, and the baseline's run of the same replicate
     averaged: bool = True  # False: some trained and some did not, so they are drawn one by one
+    color: int = 0  # of its shape
+    variant: int = 0  # among the groups of its colour: a line style
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +144,7 @@ class Curves:
 
     runs: tuple[CurveRun, ...]
     groups: tuple[CurveGroup, ...]
-    baseline: int | None  # a place in `groups`
+    baseline: str  # what differences are to, in words; empty where there are none
     axes: Mapping[str, str]  # titles by key; the first is shown first
     metrics: Mapping[str, Metric]  # by key, the loss first
     splits: Mapping[str, str]  # names by key; the first is shown first
@@ -171,7 +178,8 @@ class Series:
 
     name: str
     points: tuple[Point, ...]
-    group: int | None = None  # whose colour it has; None: that of its place in the figure
+    color: int | None = None  # None: its place in the figure
+    variant: int = 0
     joined: bool = True  # by a line
 
 
@@ -196,9 +204,17 @@ class Report:
 
     title: str  # the answer, in one sentence
     summary: tuple[str, ...] = ()  # the sentences below it
-    tables: tuple[Table, ...] = ()  # that of the groups first
+    training: Table | None = None  # the runs that train now
+    tables: tuple[Table, ...] = ()  # those of the groups first
+    margin: float | None = None  # differences within it are equivalent
+    rates: tuple[Table, ...] = ()  # maps of losses: a row a shape, a column a value that was swept
     curves: Curves | None = None
     points: tuple[Points, ...] = ()
     conditions: tuple[Table, ...] = ()  # what differs between the groups, and what it means for the verdict
     problems: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()  # how each number is made
+
+    @property
+    def results(self) -> tuple[Table, ...]:
+        """The tables of differences, one a section."""
+        return tuple(table for table in self.tables if any(column.forest for column in table.columns))

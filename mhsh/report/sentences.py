@@ -2,115 +2,141 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mhsh.storage import outcome
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
-from mhsh.verdict.estimate import TOO_FEW, Estimate, wilson
+from mhsh.verdict.estimate import MIN_SEEDS, TOO_FEW, Estimate, wilson
 from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, Member
 from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
-    HIGHER,
     LEVEL,
-    LOWER,
     OTHER_UNIT,
     TOO_FEW_SEEDS,
-    UNMEASURED,
     UNTRAINED,
     Change,
     Comparison,
     Finding,
 )
 
+MOST_WORDS = 25  # of a title
+_FAIR = "A fair comparison:"
 
-def title(comparison: Comparison) -> str:
-    """The answer in one sentence, without its full stop."""
+
+def title(comparison: Comparison, prefix: str = "") -> str:
+    """The answer in one sentence of at most MOST_WORDS words, without its full stop: which group
+    ends best, by how much, and how sure that is. It begins with the prefix.
+    """
     groups = comparison.experiment.groups
     if not groups:
         return "No run has logged anything yet"
-    base, findings = groups[comparison.baseline], [finding for finding in comparison.findings if finding is not None]
-    nowhere = {group.name: choice.over for group, choice in _choices(groups) if choice.optimum is None and choice.is_final}
+    findings = [finding for finding in comparison.findings if finding is not None]
+    nowhere = [(group.name, choice.over) for group, choice in _choices(groups) if choice.optimum is None and choice.is_final]
     if nowhere:
-        field = next(iter(nowhere.values())).split(".")[1]
-        return f"No verdict: at no {field} did all choosing runs of {format_names([*nowhere])} train"
-    if not findings:
-        own = comparison.estimates[0]
-        measured = f"{comparison.measured.measure.name} {_of(own)}" if own else "no run has trained yet"
-        return f"{base.name}: {measured}; there is no other group to compare it with{_missing(groups)}"
+        field = nowhere[0][1].split(".")[1]
+        return f"{prefix}No verdict: at no {field} did all choosing runs of {format_names([name for name, _ in nowhere])} train"
     if any(finding.verdict == OTHER_UNIT for finding in findings):
-        return f"No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
-    if len(findings) == 1:
-        return _single_title(comparison, findings[0], base) + _missing(groups)
-    return _title_of_many(comparison, findings, base) + _missing(groups)
+        return f"{prefix}No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
+    trained = [place for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained]
+    if not trained:
+        return f"{prefix}{'No run has trained' if any(group.untrained for group in groups) else 'No run has finished'} yet"
+    best = (min if comparison.measured.measure.lower_is_better else max)(trained, key=lambda place: _mean(comparison, place))
+    rivals = [place for place in trained if place != best and _difference(comparison, best, place) is not None]
+    rivals = [place for place in rivals if comparison.baseline in (best, place)]
+    if not rivals:
+        alone = f"{groups[best].name} ends at a {comparison.measured.measure.name} of {_of(comparison.estimates[best])}"
+        others = [group for place, group in enumerate(groups) if place not in trained]
+        return _fitting(prefix, [f"{alone}; {_beside(others)}", alone] if others else [alone])
+    return _fitting(
+        prefix, _answers(comparison, best, min(rivals, key=lambda place: abs(_mean(comparison, place) - _mean(comparison, best))))
+    )
 
 
-def _single_title(comparison: Comparison, finding: Finding, base: Group) -> str:
-    group, apart, name = finding.group, finding.difference, comparison.measured.measure.name
-    own, theirs = (comparison.estimates[comparison.experiment.groups.index(each)] for each in (group, base))
-    if finding.verdict == UNTRAINED:
-        return f"{_trained_words(group)} and {_trained_words(base)}{_fisher_words(finding)}: their losses are not compared"
-    if apart is None or own is None or theirs is None:
-        waiting = [each.name for each, known in ((group, own), (base, theirs)) if known is None]
-        return f"No verdict yet: no run of {format_list(waiting)} has ended with a {name}"
-    values = f"{name} {format_loss(own.mean)} against {format_loss(theirs.mean)}"
-    unfair = "" if _fair(comparison, finding) else f"; but {_doubt(comparison, finding)}"
-    if finding.verdict in (LOWER, HIGHER):
-        ends = f"{group.name} ends {format_loss(abs(apart.mean))} {finding.verdict} than {base.name}"
-        return f"{ends}: {values} ({_interval(apart)}){unfair}"
-    if finding.verdict == TOO_FEW_SEEDS:
-        return (
-            f"{group.name} ends {format_loss(abs(apart.mean))} {LOWER if apart.mean < 0 else HIGHER} than {base.name} ({values}), "
-            f"but {_seeds(apart)} cannot tell that from chance{unfair}"
-        )
-    return f"{group.name} and {base.name} do not differ significantly: {values} ({_interval(apart)}){unfair}"
+def _beside(others: Sequence[Group]) -> str:
+    """What is said of the groups without a mean beside the one that has one."""
+    names = format_names([group.name for group in others])
+    if not any(group.untrained for group in others):
+        return f"{names} {'has' if len(others) == 1 else 'have'} no finished run yet"
+    return f"not all runs of {names} trained" if any(group.trained for group in others) else f"no run of {names} trained"
 
 
-def _title_of_many(comparison: Comparison, findings: Sequence[Finding], base: Group) -> str:
-    parts = []
+def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
+    """The same answer in fewer and fewer words. One of the two groups is the baseline."""
+    apart = _difference(comparison, best, other)
+    finding = comparison.findings[other if best == comparison.baseline else best]
+    assert apart is not None and finding is not None
+    ours, theirs = (comparison.experiment.groups[place].name for place in (best, other))
+    start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
+    start = "No fair comparison" if finding.fairness.unequal else start
+    ends = f"ends {format_loss(abs(apart.mean))} {'below' if apart.mean < 0 else 'above'}"
+    own = [part for part in ours.split(", ") if part not in theirs.split(", ")[1:]]
+    short = ours if len(own) == len(ours.split(", ")) else ", ".join(own)
+    beside = "the baseline" if other == comparison.baseline else "the next"
+    names = ((ours, theirs), (ours, beside), (short, beside), (" ".join([*short.split()[:4], "\u2026"]), beside))
+    sure = _interval(apart)
+    return [
+        f"{f'{start}: ' * bool(start)}{one} {ends} {two} ({words})"
+        for one, two in names
+        for words in (sure, sure.removeprefix("95 % interval "))
+    ]
 
-    def tell(names: Sequence[str], one: str, several: str) -> None:
-        parts.extend([f"{format_names(names)} {one if len(names) == 1 else several}"] if names else [])
 
-    for verdict in (LOWER, HIGHER):
-        apart = {each.group.name: each.difference for each in findings if each.verdict == verdict}
-        words = [f"{name} ({format_signed(each.mean)})" for name, each in apart.items() if each is not None]
-        tell(words, f"ends {verdict}", f"end {verdict}")
-    for verdict, one, several in (
-        (LEVEL, "does not differ significantly", "do not differ significantly"),
-        (TOO_FEW_SEEDS, "has too few seeds for a verdict", "have too few seeds for a verdict"),
-        (UNMEASURED, "has no value yet", "have no value yet"),
-    ):
-        tell([finding.group.name for finding in findings if finding.verdict == verdict], one, several)
-    stuck = [group for group in (base, *(finding.group for finding in findings)) if group.untrained]
-    parts += [format_names([_trained_words(group) for group in stuck])] if stuck else []
-    unfair = [finding for finding in findings if finding.difference is not None and not _fair(comparison, finding)]
-    doubts = _together((each.group.name, _doubt(comparison, each)) for each in unfair)
-    doubt = "".join(f"; but {each}" for each in doubts)
-    return f"Against {base.name}, by {comparison.measured.measure.name}: {'; '.join(parts)}{doubt}"
+def _fitting(prefix: str, answers: Sequence[str]) -> str:
+    """The first answer that has at most MOST_WORDS words, else the last."""
+    return next(
+        (text for text in (f"{prefix}{each}" for each in answers) if len(text.split()) <= MOST_WORDS), f"{prefix}{answers[-1]}"
+    )
+
+
+def _mean(comparison: Comparison, place: int) -> float:
+    own = comparison.estimates[place]
+    return math.nan if own is None else own.mean
+
+
+def _difference(comparison: Comparison, place: int, other: int) -> Estimate | None:
+    """How much higher a group ends than another, of which one is the baseline."""
+    if place != comparison.baseline:
+        finding = comparison.findings[place]
+        return finding.difference if finding is not None and other == comparison.baseline else None
+    finding = comparison.findings[other]
+    apart = finding.difference if finding is not None else None
+    return None if apart is None else dataclasses.replace(apart, mean=-apart.mean, low=-apart.high, high=-apart.low)
 
 
 def sentences(comparison: Comparison) -> Iterable[str]:
-    """What stands under the title."""
+    """What follows the title: first what a reader must beware of."""
     groups = comparison.experiment.groups
     if not groups:
         return
+    findings = [finding for finding in comparison.findings if finding is not None]
+    begun = [finding for finding in findings if finding.group.runs]
+    said = [(each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun]
+    fair = [entry for entry in said if entry[1].startswith(_FAIR)]
+    yield from _together((name, words) for name, words in said if not words.startswith(_FAIR))
+    for finding in findings:
+        if finding.verdict == UNTRAINED:
+            shares = [_trained_words(each) for each in (finding.group, groups[comparison.baseline])]
+            yield f"{' and '.join(shares)}{_fisher_words(finding)}: their losses are not compared."
+    yield from _together(fair)
+    yield from _missing(groups)
     choices = _choices(groups)
     for group, choice in choices:
         yield from _choice_words(choice, group)
     if len({choice.trials for _, choice in choices}) > 1:
         counts = [f"{choice.trials} for {group.name}" for group, choice in choices]
-        yield f"Not an equal tuning budget: trials that have ended: {format_list(counts)}."
-    findings = [finding for finding in comparison.findings if finding is not None]
-    begun = [finding for finding in findings if finding.group.runs]
-    yield from _together((each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun)
+        yield f"The tuning budgets differ: {format_list(counts)} finished trials."
     clocks = [(finding.group.name, format_list(finding.fairness.clock)) for finding in findings if finding.fairness.clock]
     yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
     for finding in findings:
         yield from _pairing(comparison, finding)
     unknown = [each.group.name for each in findings if comparison.sampling_error(groups.index(each.group)) == math.inf]
     if unknown:
-        others = "what other validation rows may change is not known: not all runs have as many parts of the last validation loss"
+        others = (
+            "not all runs recorded as many parts of the last validation loss, so what other validation rows may change is not known"
+        )
         yield f"{format_names(unknown)} and {groups[comparison.baseline].name}: {others}."
     if any(finding.verdict == TOO_FEW_SEEDS for finding in findings):
         yield TOO_FEW
@@ -124,9 +150,42 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         yield from _to_try(group, stuck)
 
 
+def cautions(comparison: Comparison, place: int) -> list[str]:
+    """Why to be careful with what a group's row says, in a few words each."""
+    group, finding = comparison.experiment.groups[place], comparison.findings[place]
+    found = [f"{len(group.untrained)} of {len(group.members)} runs did not train"] * bool(group.untrained)
+    if finding is not None and finding.fairness.unequal:
+        found.append(f"not comparable: different {format_list(finding.fairness.unequal)}")
+    if finding is not None and finding.difference is not None:
+        if finding.fairness.may_be_size(_better(comparison, finding)):
+            found.append(f"not comparable: {_size(finding.fairness)}")
+        if len(finding.fairness.factors) > 1:
+            found.append(f"several things differ: {format_list(finding.fairness.factors)}")
+    if group.choice and group.choice.optimum and group.choice.optimum.at_edge:
+        found.append(f"its best {group.choice.over.split('.')[1]} is at the edge of those tried")
+    if group.choice and not group.choice.is_final:
+        found.append("choosing runs have not ended")
+    return found
+
+
+def unbounded(comparison: Comparison, place: int) -> str:
+    """Why the interval of a group's difference lacks a bound; empty where it lacks none."""
+    finding = comparison.findings[place]
+    apart = finding.difference if finding is not None else None
+    if apart is None or not apart.has_interval or math.isfinite(apart.high - apart.low):
+        return ""
+    if comparison.sampling_error(place) == math.inf:
+        return "parts of the validation loss are missing"
+    return "the values tried give none"
+
+
 def _stuck_words(group: Group) -> str:
     known = outcome.uninformed(group.config)
-    return "stayed on the unigram plateau" if known == "token frequencies" else f"ended no better than {known} alone"
+    if known != "token frequencies":
+        return f"ended no better than {known} alone"
+    run = next((member.run for member in group.members if member.state == STUCK and member.run is not None), None)
+    entropy = None if run is None else run.recorded_number("data", "unigram_entropy")
+    return "never improved on the token frequencies" + ("" if entropy is None else f" (unigram entropy, {entropy:.3f})")
 
 
 def _to_try(group: Group, stuck: Sequence[Member]) -> Iterable[str]:
@@ -141,33 +200,42 @@ def _to_try(group: Group, stuck: Sequence[Member]) -> Iterable[str]:
 
 
 def change_words(change: Change) -> str:
-    """`1 head a layer (24x1 admin): from small to large the difference goes from ... to ...`"""
+    """`1 head a layer (24x1 admin): large instead of small changes the difference from ...`"""
     apart = change.estimate
-    interval = f" ({format_interval(apart.low, apart.high)})" if apart.has_interval else ""
+    interval = (
+        f" ({format_interval(apart.low, apart.high)})" if apart.has_interval and math.isfinite(apart.high - apart.low) else ""
+    )
     names = " and ".join(dict.fromkeys(change.groups))
     before, after = map(format_signed, change.means)
-    move = f"the difference goes from {before} to {after}, by {format_signed(apart.mean)}{interval}"
+    move = f"changes the difference from {before} to {after}, by {format_signed(apart.mean)}{interval}"
     chance = "" if apart.is_significant else ", which may be chance"
-    unfair = f"; but not comparable: different {format_list(change.unequal)}" if change.unequal else ""
-    return f"{change.relation} ({names}): from {change.first} to {change.other} {move}{chance}{unfair}."
+    if apart.has_interval and not interval:
+        chance = ". The values tried do not bound this change"
+    unfair = f". The two are not comparable: different {format_list(change.unequal)}" if change.unequal else ""
+    return f"{change.relation} ({names}): {change.other} instead of {change.first} {move}{chance}{unfair}."
 
 
 def fairness_words(fairness: Fairness, better: bool | None = None) -> str:
     """Whether the losses are comparable. `better`: whether the group ends better than the baseline;
     None if that is not known.
     """
-    larger, share = ("it", fairness.excess) if fairness.excess > 0 else ("the baseline", -fairness.excess / (1 + fairness.excess))
-    size = f"{larger} has {100 * share:.1f} % more parameters"
+    size = _size(fairness)
     reasons = [size] * fairness.may_be_size(better) + [f"different {format_list(fairness.unequal)}"] * bool(fairness.unequal)
     if reasons:
         return f"Not comparable: {'; '.join(reasons)}."
-    note = f"; {size} and ends worse all the same" if fairness.excess else ""
-    if len(fairness.factors) > 1:
-        return f"Confounded: {format_list(fairness.factors)} differ at once{note}."
-    what = "nothing that matters differs"
-    if fairness.factors:
-        what = f"of what matters only the treatment differs ({fairness.factors[0]})"
-    return f"Comparable: {what}{note}."
+    note = f" ({size} and ends worse all the same)" if fairness.excess else ""
+    count, names = len(fairness.factors), format_list([f"the {factor}" for factor in fairness.factors])
+    if count > 1:
+        number = {2: "Two", 3: "Three"}.get(count, str(count))
+        return (
+            f"{number} things differ, {names}, so a difference cannot be attributed to {'either' if count == 2 else 'one'}{note}."
+        )
+    return f"{_FAIR} {f'only {names} differs' if count else 'nothing that matters differs'}{note}."
+
+
+def _size(fairness: Fairness) -> str:
+    larger, share = ("it", fairness.excess) if fairness.excess > 0 else ("the baseline", -fairness.excess / (1 + fairness.excess))
+    return f"{larger} has {100 * share:.1f} % more parameters"
 
 
 def _overlaps(groups: Sequence[Group]) -> Iterable[str]:
@@ -207,8 +275,8 @@ def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     if choice.optimum is None:
         return
     low, high = min(choice.measured), max(choice.measured)
-    by = "" if choice.measure == "validation loss" else f" {choice.measure} of"
-    yield f"{group.name} is at its best {field}, {choice.optimum.rate:g} of {low:g} to {high:g}, by{by} {choice.trials} trials."
+    by = "" if choice.measure == "validation loss" else f" by {choice.measure}"
+    yield f"The best {field} of {group.name} is {choice.optimum.rate:g}, of {low:g} to {high:g}{by} ({choice.trials} trials)."
     if choice.optimum.at_edge:
         yield f"{group.name}: its best {field} is at the edge of those tried; one beyond it may be better by any amount."
     if not choice.is_final:
@@ -224,18 +292,19 @@ def _seed_words(members: Iterable[Member]) -> str:
     return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
 
 
-def _missing(groups: Sequence[Group]) -> str:
+def _missing(groups: Sequence[Group]) -> Iterable[str]:
     """What was planned and is not in the comparison."""
+    unfinished = [group.name for group in groups if len(group.missing) == len(group.members)]
+    if unfinished:
+        yield f"{format_names(unfinished)} {'has' if len(unfinished) == 1 else 'have'} no finished run yet."
     words = []
     for group in groups:
-        states: dict[str, int] = {}
-        for member in group.missing:
-            what = "not named" if not member.named else member.state
-            states[what] = states.get(what, 0) + 1
-        if states:
+        states = Counter(member.state if member.named else "not named" for member in group.missing)
+        if states and group.name not in unfinished:
             counts = format_list([f"{count} {what}" for what, count in states.items()])
             words.append(f"{counts} of {len(group.members)} runs of {group.name}")
-    return f". Missing: {format_names(words)}" if words else ""
+    if words:
+        yield f"Missing: {format_names(words)}."
 
 
 def _trained_words(group: Group) -> str:
@@ -248,15 +317,6 @@ def _trained_words(group: Group) -> str:
 
 def _fisher_words(finding: Finding) -> str:
     return f", Fisher's exact p = {finding.trained:.2g}" if finding.trained is not None else ""
-
-
-def _fair(comparison: Comparison, finding: Finding) -> bool:
-    return finding.fairness.comparable and not finding.fairness.may_be_size(_better(comparison, finding))
-
-
-def _doubt(comparison: Comparison, finding: Finding) -> str:
-    sentence = fairness_words(finding.fairness, _better(comparison, finding)).rstrip(".")
-    return sentence[0].lower() + sentence[1:]
 
 
 def _better(comparison: Comparison, finding: Finding) -> bool | None:
@@ -274,16 +334,19 @@ def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:
     yield from (f"{format_names(each)}: {sentence}" for sentence, each in names.items())
 
 
-def _of(own: Estimate) -> str:
+def _of(own: Estimate | None) -> str:
+    if own is None:
+        return "none"
     interval = f" (95 % interval {own.low:.3f} to {own.high:.3f}, {own.seeds} seeds)" if own.has_interval else ""
     return f"{format_loss(own.mean)}{interval}"
 
 
 def _interval(apart: Estimate) -> str:
+    seeds = f"{apart.seeds} seed{'s' * (apart.seeds != 1)}"
+    if apart.seeds < MIN_SEEDS:
+        return f"{'one seed is' if apart.seeds == 1 else f'{apart.seeds} seeds are'} not enough to rule out chance"
     if not apart.has_interval:
-        return f"{_seeds(apart)}, no spread" if apart.seeds > 1 else "one seed, no interval"
-    return f"95 % interval of the difference {format_interval(apart.low, apart.high)}, {_seeds(apart)}"
-
-
-def _seeds(apart: Estimate) -> str:
-    return f"{apart.seeds} seed{'s' * (apart.seeds != 1)}{', paired' if apart.paired else ''}"
+        return f"{seeds}, no spread"
+    if not math.isfinite(apart.high - apart.low):
+        return f"{seeds}; its interval has no bound"
+    return f"95 % interval {format_interval(apart.low, apart.high)}, {seeds}"

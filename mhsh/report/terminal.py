@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import rich.table
 from rich.console import Console
 from rich.measure import Measurement
 from rich.text import Text
 
-from mhsh.report.report import Cell, Report, Table
+from mhsh.report.report import Cell, Report, Row, Table
 from mhsh.text import sanitize, shorten
 
 _LINES = 36  # of a report at most, where its sentences are short: a screen holds 40 with the names of its files
@@ -25,42 +25,50 @@ def print_report(report: Report, console: Console) -> None:
     Everything is text: no colour carries meaning.
     """
     table = report.tables[0] if report.tables else None
-    below = [*([table.note] if table and table.note else []), *(f"- {sentence}" for sentence in report.summary[:_SENTENCES])]
+    fitted, has_notes = _fitted(table, console) if table else (None, False)
+    note = f"{table.note} {table.intervals if has_notes else ''}".strip() if table else ""
+    below = [*[note] * bool(note), *(f"- {sentence}" for sentence in report.summary[:_SENTENCES])]
     print_line(report.title, console, style="bold")
-    if table is not None:
+    if fitted is not None:
         free = _LINES - 4 - sum(len(Text(line).wrap(console, console.width)) for line in (report.title, *below))
-        rows = table.rows if len(table.rows) <= max(_LEAST_ROWS, free + 1) else table.rows[: max(_LEAST_ROWS, free)]
+        count = len(fitted.rows) if len(fitted.rows) <= max(_LEAST_ROWS, free + 1) else max(_LEAST_ROWS, free)
         console.print()
-        print_fitted_table(dataclasses.replace(table, rows=rows), console)
-        if len(rows) < len(table.rows):
-            print_line(f"... and {len(table.rows) - len(rows)} more, in the report", console)
+        print_table(dataclasses.replace(fitted, rows=fitted.rows[:count]), console)
+        if count < len(fitted.rows):
+            print_line(f"... and {len(fitted.rows) - count} more, in the report", console)
     for line in below:
         print_line(line, console)
 
 
 def print_table(table: Table, console: Console) -> None:
     """Prints exactly a line a row; a console that is narrower than the table cuts it."""
-    console.print(_draw(table, range(len(table.columns))))
+    console.print(_draw(table))
 
 
 def print_fitted_table(table: Table, console: Console) -> None:
-    """Prints exactly a line a row. Names longer than half the width lose their middles, notes give
-    way first, and then the columns of the highest ranks.
+    """Prints exactly a line a row. Names longer than half the width lose their middles; the columns
+    of the highest ranks give way first, and of the others the notes.
     """
-    half = max(12, console.width // 2)
-    every = range(len(table.columns))
-    for notes in (True, False):
-        cells = [[_words(cell, notes) for cell in row.full] for row in table.rows]
-        short = Table.of_text("", [column.name for column in table.columns], [[shorten(row[0], half), *row[1:]] for row in cells])
-        short = dataclasses.replace(short, columns=table.columns)
-        if _width(_draw(short, every), console) <= console.width:
+    print_table(_fitted(table, console)[0], console)
+
+
+def _fitted(table: Table, console: Console) -> tuple[Table, bool]:
+    """The table with what fits, and whether any of its notes does."""
+    half, full = max(12, console.width // 2), [row.full for row in table.rows]
+    kept: dict[int, bool] = {}  # columns, and whether they have their notes
+
+    def draw(columns: Mapping[int, bool]) -> Table:
+        places = sorted(columns)
+        rows = [[_words(row[place], columns[place]) if place else shorten(row[0].words, half) for place in places] for row in full]
+        return Table("", tuple(table.columns[place] for place in places), tuple(Row(tuple(row)) for row in rows))
+
+    for place in sorted(range(len(table.columns)), key=lambda place: table.columns[place].rank):
+        trials = [kept | {place: notes} for notes in (True, False)]
+        found = next((each for each in trials if not kept or _width(draw(each), console) <= console.width), None)
+        if found is None:
             break
-    kept: list[int] = []
-    for place in sorted(every, key=lambda place: table.columns[place].rank):
-        if kept and _width(_draw(short, sorted([*kept, place])), console) > console.width:
-            break
-        kept.append(place)
-    console.print(_draw(short, sorted(kept)))
+        kept = found
+    return draw(kept), any(row[place].note for row in full for place, notes in kept.items() if notes)
 
 
 def print_line(line: str, console: Console, style: str = "") -> None:
@@ -72,17 +80,16 @@ def _words(cell: Cell, notes: bool) -> str:
     return cell.words if notes else f"{cell.text} {cell.mark}".rstrip()
 
 
-def _width(drawn: rich.table.Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=UNBOUNDED), drawn).maximum
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=UNBOUNDED), _draw(table)).maximum
 
 
-def _draw(table: Table, columns: Sequence[int]) -> rich.table.Table:
+def _draw(table: Table) -> rich.table.Table:
     drawn = rich.table.Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for place in columns:
-        column = table.columns[place]
+    for column in table.columns:
         # Headings of several lines keep the columns of numbers narrow.
         heading = sanitize(column.name).replace(" loss", "\nloss").replace(" to ", "\nto ").replace(" (", "\n(")
         drawn.add_column(Text(heading), no_wrap=True, justify="right" if column.numeric else "left")
     for row in table.rows:
-        drawn.add_row(*(Text(sanitize(row.full[place].words)) for place in columns))
+        drawn.add_row(*(Text(sanitize(cell.words)) for cell in row.full))
     return drawn

@@ -166,7 +166,7 @@ def _trade(ours: ModelConfig, theirs: ModelConfig) -> str | None:
         grouped, passed = (m.num_heads, m.kv_heads, m.mlp_dim), (m.loops * m.num_layers, m.loops * m.num_decoder_layers)
         heads = (*(m.num_layers * size for size in grouped), m.num_decoder_layers * m.num_heads)
         return {
-            "grouping of the heads": (*heads, m.embed_dim, m.head_dim, m.loops),
+            "head grouping": (*heads, m.embed_dim, m.head_dim, m.loops),
             "sharing of the layers": (*passed, *grouped, m.embed_dim, m.head_dim),
             "width of a head": (*depths, *width, m.embed_dim, m.mlp_dim),
             "heads of keys and values at equal size": (*depths, m.num_heads, m.head_dim, m.embed_dim),

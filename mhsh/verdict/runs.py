@@ -24,7 +24,7 @@ from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.files import absolute
 from mhsh.storage.metrics import Metrics, number
 from mhsh.storage.questions import entries, exists, is_dir
-from mhsh.storage.run_folder import METRICS_FILE, RunFolder, recorded_lineage, vocab_file
+from mhsh.storage.run_folder import HOLDER_FILE, METRICS_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.text import numbered, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
@@ -33,6 +33,7 @@ OWN_STEP = "own step"  # beside AXES where these count what a run started from: 
 RECORDS = ("status", "data", "parameters", "remat_policy", "code", "numerics")  # of run.json, without which no run is compared
 _COUNTED = ("post_ln", "admin", "pre_ln")  # schemes whose layers `layer_parameters` counts, but for the last norm of a stack
 _PARTS_APART = 0.5  # deviations of the parts: their mean is that near to the loss, as some parts have more tokens
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")  # every second part of a text that is split by it
 LEVELS = 4  # of folders that are searched for runs: runs/STUDY/SWEEP/runs/CELL
 _SKIPPED = "skipped"  # true in the rows whose update was not applied, absent from all others
 
@@ -80,6 +81,7 @@ class Run:
     loss_parts: np.ndarray  # the last validation loss of consecutive parts of its batches; empty: not known
     vocabulary: str | None  # SHA-256 of the folder's vocabulary; None if there is none
     problems: tuple[str, ...]  # one line each, naming the file
+    trains: bool = False  # a process holds the folder, or was killed while it did
 
     def recorded(self, *keys: str) -> Any:
         """The value in run.json under nested keys; None if it is missing."""
@@ -208,7 +210,7 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
     """The runs, and a line where there are folders in which none was looked for."""
     check_bucket(folder)
     if not is_dir(folder):
-        raise UserError(f"{folder} is no folder; give the folder that --workdir named")
+        raise UserError(f"{folder} {'is a file' if exists(folder) else 'does not exist'}; give the folder that --workdir named")
     if exists(folder / "config.json") or _is_run(folder):
         return [folder], ""
     runs, others = [], [folder]
@@ -233,9 +235,9 @@ def _is_run(path: epath.Path) -> bool:
     return RunFolder(path).has_begun() or exists(path / "run.json") or exists(path / METRICS_FILE)
 
 
-def _natural_order(path: epath.Path) -> list[str | int]:
-    """A key for sorting in which 6 comes before 24."""
-    return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", str(path))]
+def _natural_order(path: epath.Path) -> list[str | float]:
+    """A key for sorting in which 6 comes before 24, and 5e-4 and 0.0005 before 0.001."""
+    return [float(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(str(path)))]
 
 
 def _load(name: str, path: epath.Path) -> Run:
@@ -263,7 +265,8 @@ def _load(name: str, path: epath.Path) -> Run:
         raise UserError(f"{path}, of the runs that it started from: {error}") from error
     parts = _loss_parts(metrics)
     _check_against_itself(path, config, record, curves["validation"].loss[-1:], parts)
-    problems = [metrics.problem] if metrics.problem else []
+    trains = exists(path / HOLDER_FILE)
+    problems = [metrics.problem] if metrics.problem and (metrics.count or not trains) else []  # one that compiles has no rows
     if metrics.count and not any(map(len, curves.values())):
         problems.append(f"{path / METRICS_FILE} holds no loss of the training or the validation split")
     for step, lost in record.get("lost_rows", {}).items():
@@ -285,6 +288,7 @@ def _load(name: str, path: epath.Path) -> Run:
         parts,
         vocabulary,
         tuple(map(sanitize, problems)),
+        trains,
     )
 
 

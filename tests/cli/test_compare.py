@@ -64,12 +64,14 @@ def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(*paths, out=str(out)) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert said.out.startswith("2x8 pre_ln ends 0.800 higher than 2x8 admin (training loss 2.800 against 2.000)")
+    assert said.out.replace("\n", "").startswith(
+        "No verdict: 2x8 admin ends 0.800 below 2x8 pre_ln (one seed is not enough to rule out chance)"
+    )
     assert f"Report: {out}\nBeside it: " in said.out
     assert {path.name for path in out.parent.iterdir()} == set(FILES)
-    assert "<h1>2x8 pre_ln ends 0.800 higher" in out.read_text(encoding="utf-8")
+    assert "<h1>No verdict: 2x8 admin ends 0.800 below" in out.read_text(encoding="utf-8")
     results = out.with_suffix(".md").read_text(encoding="utf-8")
-    assert "\n- 2x8 pre_ln ends" in results and "](report.svg)\n" in results and "\n| 2x8 pre_ln | " in results
+    assert "\n- No verdict: 2x8 admin ends" in results and "](report.svg)\n" in results and "\n| 2x8 pre_ln | " in results
     # A report replaces a report, and equal runs give equal files.
     before = {path: path.read_bytes() for path in out.parent.iterdir()}
     assert run(*paths, out=str(out)) == 0
@@ -113,7 +115,10 @@ def test_the_baseline_and_the_target_are_those_asked_for(make_run: MakeRun, tmp_
 
 def test_what_is_meant_to_differ_is_what_is_asked_for(make_run: MakeRun, tmp_path: Path) -> None:
     paths = [make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln", "model.hidden_dropout": 0.5})]
-    for treatment, words in ((None, "different dropout"), ("shape,model.hidden_dropout", "residual scheme and hidden_dropout")):
+    for treatment, words in (
+        (None, "different dropout"),
+        ("shape,model.hidden_dropout", "the residual scheme and the hidden_dropout"),
+    ):
         run(*paths, treatment=treatment, out=str(tmp_path / "report.html"))
         assert words in (tmp_path / "report.md").read_text().replace("\\", "").replace("\n  ", " ")
 
@@ -131,7 +136,7 @@ def test_a_sweep_over_the_rate_compares_shapes_each_at_its_best(tmp_path: Path) 
     out = tmp_path / "report.html"
     assert run(sweep, over="lr", choosing_seeds=3, out=str(out)) == 0
     assert [row["best learning_rate"] for row in groups(out)] == ["0.001", "0.002"]
-    assert "Loss against learning_rate" in out.read_text(encoding="utf-8") and out.with_name("report_1.svg").exists()
+    assert "validation loss by learning rate" in out.read_text(encoding="utf-8")
     # By the heads, once for each rate.
     assert run(sweep, by="heads_per_layer", out=str(out)) == 0
     said = out.with_suffix(".md").read_text(encoding="utf-8")

@@ -161,16 +161,16 @@ def test_the_page_is_what_was_published(launch, tmp_path):
         done = launch(*words, *more)
         assert (done.returncode, done.stderr) == (2, said)
     report = (
-        "<!-- by -->\n\n- 3x8 ends higher: loss 3\n  against 2 (95 % interval 1 to 2).\n"
-        "- 3x8 is at its best rate, by 10\n  trials.\n"
-        "- 6x4: Comparable: of what matters only the treatment differs (grouping of the heads); it has 3 % more parameters and\n"
-        "  ends worse all the same.\n\n"
+        "<!-- by -->\n\n- 3x8 ends higher (95 %\n  interval 1 to 2).\n"
+        "- The best rate of 3x8 is 3, of\n  1 to 9 (10 trials).\n"
+        "- 6x4: A fair comparison: only the head grouping differs (it has 3 % more parameters and\n"
+        "  ends worse all the same).\n\n"
         "![Curves](report.svg)\n\n![Loss](report_1.svg)\n\n{0}Results by group:\n\n"
         "| a | trained | steps to 2.1 | device time to 2.1 |\n| --- | --- | ---: | ---: |\n"
         "| 3x8 | 5 of 5 | 30 | 3 s |\n| 6x4 | {1} of 5 | 40 | 4 s |\n\n▼ lower.\n\n"
         "{0}Other measures, not tested:\n\n| b |\n"
     )
-    changes = "- 1 layer (1x12 and 1x24): from a to b the difference\n  goes from 3 to 4, by 1 (0 to 2).\n"
+    changes = "- 1 layer (1x12 and 1x24): b instead of a changes the difference\n  from 3 to 4, by 1 (0 to 2).\n"
     probe = "![ablation](ablation.png)\n\nthe loss:\n\n|  | 3L8H, 5 seeds |\n| --- | --- |\n| + |  |\n| loss | 2 |\n"
     for file, text in {
         "width/report.md": report.format("", 5),
@@ -191,7 +191,7 @@ def test_the_page_is_what_was_published(launch, tmp_path):
     single = "- 6x4: 3 % more parameters.\n\n![Loss](width/report_1.png)\n\n| a |\n| --- |\n| 3x8 |\n| 6x4 |\n\n## "
     assert f"at equal size\n\n{single}" in text  # its verdict and best rate stand in the table
     assert "| a | trained |\n| --- | --- |\n| 3x8 | 5 of 5 |\n| 6x4 | 4 of 5 |\n\n## " in text
-    assert "with size?\n\n- 1 layer, a to b: 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
+    assert "with size?\n\n- 1 layer, b instead of a: 1 (0 to 2).\n\n- 3x8 ends higher.\n\n## " in text
     assert (
         text.index("See")
         < text.index("with size?")
@@ -207,17 +207,10 @@ def test_the_page_is_what_was_published(launch, tmp_path):
 def test_the_page_has_a_table_for_each_length(launch, tmp_path):
     folder = tmp_path / "study/published/trained"
     folder.mkdir(parents=True)
-    larger = (
-        "- budget {0}: 24x1: Comparable: of what matters only the treatment differs (grouping\n"
-        "  of the heads); it has 3 % more parameters{1}.\n"
-    )
-    verdict = (
-        "- budget {0}: Against 3x8, by validation loss: 24x1 does not differ significantly.\n"
-        "- budget {0}: 24x1 and 3x8 do not differ significantly: validation loss 4.2 against\n"
-        "  4.1 (95 % interval of the difference -1 to +1, 6 seeds, paired).\n"
-    )
+    larger = "- budget {0}: 24x1: A fair comparison: only the head grouping\n  differs (it has 3 % more parameters{1}).\n"
+    verdict = "- budget {0}: No clear winner: 3x8 ends 0.1 below 24x1 (95 % interval -1\n  to +1, 6 seeds).\n"
     table = "budget {0}: Results by group:\n\n| group | loss |\n| --- | ---: |\n| 3x8 | {0} |\n\n"
-    changes = "- 1 head a layer (24x1): from budget 1 to budget 2 the difference goes from 0 to 1, by 1.\n"
+    changes = "- 1 head a layer (24x1): budget 2 instead of budget 1 changes the difference from 0 to 1, by 1.\n"
     (folder / "report.md").write_text(
         "".join(verdict.format(each) for each in (1, 2))
         + changes

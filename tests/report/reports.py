@@ -40,7 +40,7 @@ def _rates_figure(names: Sequence[str]) -> Points:
             Point(rate, 2 + offset, 1.95 + 0.9 * offset, 2.1 + 1.2 * offset, hollow=rate == rates[0], label="3 seeds")
             for rate, offset in zip(rates, offsets, strict=True)
         ]
-        series.append(Series(name, tuple(points), group=shift))
+        series.append(Series(name, tuple(points), shift))
     return Points(
         f"Loss of {names[0]}",
         "learning rate",
@@ -71,7 +71,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
     curves = Curves(
         runs=tuple(runs),
         groups=tuple(groups),
-        baseline=0,
+        baseline=names[0],
         axes={"step": "training steps", "tokens": "training tokens", "seconds": "device seconds"},
         metrics=describe_metrics(["grad_norm"], tokens_per_byte=0.25),
         splits={"validation": "validation", "train": "training"},
@@ -82,7 +82,13 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
     )
     loss = [Cell("2.103", "*" * min(1, place), "2.010 to 2.196", value=2.103, low=2.01, high=2.196) for place in range(len(names))]
     columns = (Column("group"), Column("final loss", numeric=True, rank=1), Column(f"a long heading about {names[0]}", rank=2))
-    table = Table("Results", columns, tuple(Row((name, loss[n], name), group=n) for n, name in enumerate(names)), f"* {names[0]}")
+    table = Table(
+        "Results",
+        columns,
+        tuple(Row((name, loss[n], name), group=n) for n, name in enumerate(names)),
+        f"* {names[0]}",
+        "Intervals follow.",
+    )
     every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
     return Report(
         title=f"{names[0]} ended lowest",

@@ -30,7 +30,7 @@ def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
 
 
 def changes_in(report: Report) -> list[str]:
-    return [line for line in report.summary if "the difference goes from" in line]
+    return [line for line in report.summary if "changes the difference from" in line]
 
 
 def cells(table: Table, row: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def two_groups(make_run: MakeRun) -> Report:
 
 def test_groups_their_pairs_and_what_is_unequal(two_groups: Report) -> None:
     curves = two_groups.curves
-    assert curves is not None and curves.view == GROUPS and curves.baseline == 0
+    assert curves is not None and curves.view == GROUPS and curves.baseline == "2x8 admin"
     shallow, deep = curves.groups
     assert (shallow.runs, deep.runs) == ((0, 1, 2), (3, 4, 5))
     names = [run.name for run in curves.runs]
@@ -135,9 +135,11 @@ def test_a_swept_number_is_an_axis_and_sweeps_stand_beside_each_other(tmp_path: 
         }
         write_sweep(tmp_path / name, load_fields("evidence", "heads"), ["num_steps=100,200,400", "seed=0,1"], ends)
     report = report_of([tmp_path / "one", tmp_path / "two"])
-    assert [figure.title.split(":")[0] for figure in report.points] == ["one", "two"]
-    (series,) = report.points[0].series
-    assert [(point.x, pytest.approx(point.y)) for point in series.points] == [(100.0, 2.405), (200.0, 2.305), (400.0, 2.105)]
+    (rates,) = report.rates
+    assert rates.title == "validation loss by num steps" and [row.full[0].text for row in rates.rows] == ["one: all", "two: all"]
+    assert [column.name for column in rates.columns] == ["group", "100", "200", "400"]
+    shown = [(pytest.approx(cell.value), cell.mark) for cell in rates.rows[0].full[1:]]
+    assert shown == [(2.405, ""), (2.305, ""), (2.105, "\u25c6")]
     assert report.curves is not None and len({run.name for run in report.curves.runs}) == 12
     assert [group.name.split(":")[0] for group in report.curves.groups] == ["one"] * 3 + ["two"] * 3
     assert [row.group for row in report.tables[1].rows] == [3, 4, 5]
@@ -145,7 +147,7 @@ def test_a_swept_number_is_an_axis_and_sweeps_stand_beside_each_other(tmp_path: 
     assert [table.title for table in report.conditions] == ["one: Conditions", "two: Conditions"]
 
 
-def test_rates_are_drawn_with_the_lowest_and_highest_of_the_seeds_that_choose(tmp_path: Path) -> None:
+def test_a_map_of_rates_has_the_means_over_the_seeds_that_choose(tmp_path: Path) -> None:
     curve = {1e-3: 2.5, 2e-3: 2.4, 4e-3: 2.7}
     ends = {
         f"learning_rate-{rate:g}_seed-{seed}": loss + 0.02 * seed
@@ -155,10 +157,10 @@ def test_rates_are_drawn_with_the_lowest_and_highest_of_the_seeds_that_choose(tm
     axes = ["lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4"]
     write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends)
     tuned = tune(load_experiment([tmp_path / "sweep"]), "lr", choosing=2)
-    (figure,) = build_report(*judge_page([compare(tuned)])).points
-    (series,) = figure.series
-    drawn = [(point.x, point.y, point.low, point.high) for point in series.points]
-    assert drawn == [pytest.approx((rate, loss + 0.01, loss, loss + 0.02)) for rate, loss in curve.items()]
+    (rates,) = build_report(*judge_page([compare(tuned)])).rates
+    assert [column.name for column in rates.columns] == ["group", "0.001", "0.002", "0.004"]
+    drawn = [(cell.value, cell.heat) for cell in rates.rows[0].full[1:]]
+    assert drawn == [pytest.approx((loss + 0.01, ((loss - 2.4) / 0.3) ** 0.5)) for loss in curve.values()]
 
 
 def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path
     assert [table.title for table in report.conditions] == ["budget 400: Conditions", "budget 100: Conditions"]
     loss, difference, *others = report.points
     assert [[pytest.approx(point.y) for point in series.points] for series in loss.series] == [[2.41, 2.11], [2.51, 2.06]]
-    assert [series.name for series in loss.series] == ["heads_per_layer 8", "heads_per_layer 1"]
+    assert [series.name for series in loss.series] == ["3x8 admin", "24x1 admin"]
     (series,) = difference.series
     assert [pytest.approx(point.y) for point in series.points] == [0.1, -0.05]
     assert [figure.title for figure in others if "budget" in figure.x_title] == []
@@ -200,15 +202,24 @@ def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> 
     assert list(sections) == [("adamw", "budget 100"), ("adamw", "budget 400"), ("muon", "budget 400")]
     report = report_of([tmp_path / "adamw", tmp_path / "muon"])
     changes = changes_in(report)
-    assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from adamw, budget 100 to adamw, budget 400"]
+    assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == [
+        "adamw, budget 400 instead of adamw, budget 100 changes"
+    ]
     loss, difference = report.points[:2]
-    shapes = [(name, f"heads_per_layer {heads}") for name in ("adamw", "muon") for heads in (8, 1)]
+    shapes = [(name, shape) for name in ("adamw", "muon") for shape in ("3x8 admin", "24x1 admin")]
+    # A colour a shape, in every length and sweep.
+    assert report.curves is not None
+    assert {series.name.split(", ")[1]: series.color for series in loss.series} == {"3x8 admin": 0, "24x1 admin": 1}
+    assert [group.color for group in report.curves.groups] == [0, 1] * 3
+    assert len({(group.color, group.variant) for group in report.curves.groups}) == 6
     assert [series.name for series in loss.series] == [", ".join(words) for words in shapes]
     found = [[pytest.approx(point.y) for point in series.points] for series in difference.series]
     assert found == [[0.1, -0.05], [0.05]]
     report = report_of([tmp_path / "muon", tmp_path / "adamw"])
     changes = changes_in(report)
-    assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == ["from muon, budget 400 to adamw, budget 400"]
+    assert [line.split(": ")[1].split(" the difference")[0] for line in changes] == [
+        "adamw, budget 400 instead of muon, budget 400 changes"
+    ]
 
 
 @pytest.mark.parametrize(("lengths", "found"), [((100, 400), ["6x1", "24x4", "24x1"]), ((100,), ["24x1"])])
@@ -227,7 +238,7 @@ def test_a_change_with_length_is_that_of_one_shape(tmp_path: Path, lengths: tupl
     fields["optimizer"]["warmup_steps"] = 20
     write_sweep(tmp_path / "sweep", fields, axes, ends)
     changes = changes_in(report_of([tmp_path / "sweep"]))
-    assert [re.findall(r"\((.*?) pre_ln\): from", line) for line in changes] == [[shape] for shape in found]
+    assert [re.findall(r"\((.*?) pre_ln\): budget", line) for line in changes] == [[shape] for shape in found]
 
 
 def _write(path: Path, axis: str, budgets: Sequence[int], residual: str = "admin") -> Path:
@@ -246,7 +257,7 @@ def _write(path: Path, axis: str, budgets: Sequence[int], residual: str = "admin
 
 def test_a_change_of_groups_whose_shapes_are_equal_is_that_of_a_namesake(tmp_path: Path) -> None:
     lamb, muon = changes_in(report_of([_write(tmp_path / "sweep", "name=adamw,lamb,muon", (100, 400))]))
-    assert "(3x8 admin, name lamb): from" in lamb and "(3x8 admin, name muon): from" in muon
+    assert "(3x8 admin, name lamb): budget" in lamb and "(3x8 admin, name muon): budget" in muon
 
 
 def test_a_change_between_sweeps_is_of_the_only_two_that_stand_alike(tmp_path: Path) -> None:
@@ -255,7 +266,7 @@ def test_a_change_between_sweeps_is_of_the_only_two_that_stand_alike(tmp_path: P
         for residual in ("admin", "pre_ln"):
             _write(tmp_path / axis / residual, axis, (100,), residual)
     (change,) = changes_in(report_of(sorted((tmp_path / "num_layers=2,4").iterdir())))
-    assert "(4x8 admin and 4x8 pre_ln): from" in change
+    assert "(4x8 admin and 4x8 pre_ln): pre_ln instead of admin" in change
     assert not changes_in(report_of(sorted((tmp_path / "num_layers=2,4,8").iterdir())))
 
 

@@ -39,7 +39,7 @@ def curves_of(*runs: Curve, groups: tuple[CurveGroup, ...]) -> Curves:
     return Curves(
         runs=tuple(CurveRun(f"run {place}", {"validation": run}) for place, run in enumerate(runs)),
         groups=groups,
-        baseline=0,
+        baseline="a",
         axes={"step": "steps", "tokens": "tokens"},
         metrics=describe_metrics([]),
         splits={"validation": "validation"},

@@ -29,7 +29,7 @@ CASES = {
     for field in all_fields(objective)
     if objective == "mlm" or field.path.startswith("data.")
 }
-FAIR, UNFAIR, OTHER_CLOCK = "Comparable: ", "Not comparable", "Device seconds are not comparable"
+FAIR, UNFAIR, OTHER_CLOCK = "A fair comparison: ", "Not comparable", "Device seconds are not comparable"
 
 
 def another(field: Field, value: Any) -> Any:
@@ -137,7 +137,7 @@ def test_what_is_meant_to_differ_may(base: Run, path: str) -> None:
     if path != "model.num_layers":
         assert said(base, deeper, treatment=(path,)).startswith(UNFAIR)
         both = said(base, deeper, treatment=("shape", path))
-        assert both.startswith((FAIR, "Confounded")) and UNFAIR not in both
+        assert both.startswith((FAIR, "Two things differ", "Three things differ")) and UNFAIR not in both
 
 
 # What run.json records, another value of it, and what that does.

@@ -122,22 +122,23 @@ window.report = {};
   report.lines = (state, key, shows) => {
     const content = report.content;
     const curve = run => content.runs[run].curves[state.split];
-    const has = run => shows(run) && curve(run) && (content.metrics[key].of || key) in curve(run).rows.y;
+    const logged = run => curve(run) && (content.metrics[key].of || key) in curve(run).rows.y;
+    const has = run => shows(run) && logged(run);
     const drawn = run => runLine(curve(run), state, key);
     const lines = [];
     report.partition(state.by).forEach((part, place) => {
-      const style = { name: part.name, unequal: part.unequal, gaps: [], raw: null, ...content.styles[place] };
+      const style = { name: part.name, unequal: part.unequal, gaps: [], raw: null, ...(part.style || content.styles[place]) };
       const runs = part.runs.filter(has);
       if (state.view === "runs" || (state.view === "groups" && !part.averaged)) {
         runs.forEach(run => {
           const gaps = key === "loss" ? gapStarts(curve(run), state.axis) : [];
-          const own = state.view === "runs" ? { ...content.styles[run], color: style.color } : {};
+          const own = state.view === "runs" ? { ...content.runs[run].style, color: style.color } : {};
           lines.push({ ...style, ...own, name: report.runName(run, state.by), gaps, ...drawn(run) });
         });
         return;
       }
       const each = state.view === "groups" ? runs.map(drawn)
-        : part.pairs.filter(pair => pair.every(has)).map(([run, other]) => difference(drawn(run), drawn(other), state.axis));
+        : part.pairs.filter(([run, other]) => has(run) && logged(other)).map(([run, other]) => difference(drawn(run), drawn(other), state.axis));
       const known = each.filter(line => line.x.length > 0);
       if (known.length) lines.push({ ...style, ...mean(known) });
     });

@@ -51,7 +51,8 @@
   };
 
   const matching = state => new Set(report.content.runs.map((_, run) => run).filter(run => report.matches(run, state.query)));
-  const references = (state, metrics) => state.view === "difference" ? [] : report.content.references.filter(each => metrics.includes(each.metric));
+  const references = (state, metrics) => state.view === "difference" ? [{ value: 0, label: "0: " + report.content.baseline }]
+    : report.content.references.filter(each => metrics.includes(each.metric));
   // Names differ at their ends, so the middle is left out.
   const short = (name, most) => name.length <= most ? name : name.slice(0, most - 9) + "\u2026" + name.slice(-8);
 
@@ -59,9 +60,10 @@
   report.legend = () => {
     const state = report.state(), { styles } = report.content, found = matching(state);
     const entries = report.partition(state.by).flatMap((part, index) => {
-      const runs = part.runs.filter(run => found.has(run)), { unequal } = part;
-      if (state.view !== "runs") return runs.length ? [{ ...styles[index], name: part.name, unequal, runs }] : [];
-      return runs.map(run => ({ ...styles[run], color: styles[index].color, name: report.runName(run, state.by), unequal, runs: [run] }));
+      const runs = part.runs.filter(run => found.has(run)), { unequal } = part, style = part.style || styles[index];
+      if (state.view === "difference" && !part.pairs.length) return []; // the baseline is the line at 0
+      if (state.view !== "runs") return runs.length ? [{ ...style, name: part.name, unequal, runs }] : [];
+      return runs.map(run => ({ ...report.content.runs[run].style, color: style.color, name: report.runName(run, state.by), unequal, runs: [run] }));
     });
     entries.forEach(entry => { entry.shown = entry.runs.some(run => !state.hidden.has(run)); });
     return [...entries, ...references(state, state.metrics).map(({ label }) => ({ name: label, color: "#7F7F7F", dash: [3, 4], shown: true }))];
@@ -105,8 +107,8 @@
     report.plot(place, lines, {
       xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), ticks: [], bars: false,
       logX: state.logX, logY: state.logY, raw: state.raw, fit: state.fit, zero: isDifference, x: state.x, y: state.y[metric] || null,
-      references: isDifference ? [{ value: 0 }] : references(state, [metric]),
-      endText: (line, end) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed ? " " + short(line.name, 22) : ""),
+      references: references(state, [metric]),
+      endText: (line, end, isInside) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed && !isInside ? " " + short(line.name, 26) : ""),
       valueText: each => sign(each) + report.metricNumber(metric, each), placeText: at => report.place(state.axis, at),
     });
     if (!lines.length) Object.assign(place.querySelector("output"), { hidden: false, textContent: "None of the runs shown logged this." });
@@ -136,8 +138,8 @@
 
   function showPoints(place) {
     const figure = report.content.points[place.dataset.points];
-    const lines = figure.series.map((series, index) => ({
-      ...report.content.styles[series.group === null ? index : series.group], name: series.name, joined: series.joined, gaps: [],
+    const lines = figure.series.map(series => ({
+      ...series, gaps: [],
       ...Object.fromEntries(["x", "y", "low", "high", "hollow", "label"].map(column => [column, series.points.map(point => point[column])])),
     }));
     report.plot(place, lines, {
@@ -168,6 +170,32 @@
     png: () => save("png"),
     svg: () => save("svg"),
   };
+  // Sorts the rows below a heading by its column: numbers by the value behind them, what has none last.
+  const sorted = new Map(); // by table: the column and its direction, which outlive an update of a page that is watched
+  function sortRows(table, column, direction) {
+    const bodies = Array.from(table.tBodies), heads = Array.from(table.querySelectorAll(".head"));
+    heads.forEach(head => head.querySelectorAll("th").forEach((th, index) => th.ariaSort = index === column ? direction : null));
+    const cell = row => row.querySelectorAll("th, td:not(.forest)")[column], sign = direction === "ascending" ? 1 : -1;
+    const number = row => "value" in cell(row).dataset ? Number(cell(row).dataset.value) : NaN;
+    const compare = (a, b) => {
+      const [one, other] = [number(a), number(b)];
+      if (isNaN(one) && isNaN(other)) return sign * cell(a).textContent.localeCompare(cell(b).textContent, "en", { numeric: true });
+      return isNaN(one) - isNaN(other) || sign * (one - other);
+    };
+    bodies.forEach(body => body.append(...Array.from(body.rows).filter(row => !row.classList.contains("head")).sort(compare)));
+  }
+  function sortBy(button) {
+    const table = button.closest("table"), column = Number(button.dataset.sort), name = table.parentElement.ariaLabel;
+    const direction = button.parentElement.ariaSort === "ascending" ? "descending" : "ascending";
+    sorted.set(name, [column, direction]);
+    sortRows(table, column, direction);
+  }
+
+  // Paper is light and 44rem wide, whatever the screen is.
+  const paper = isPaper => () => {
+    document.documentElement.classList.toggle("paper", isPaper);
+    show();
+  };
   const on = (name, act, target = document, capture = false) => target.addEventListener(name, act, capture);
   on("input", ({ target }) => {
     if (target.form !== form || !target.name) return;
@@ -180,13 +208,22 @@
     zoom(state.x, { ...state.y, [state.metrics[0]]: ends().some(field => field.value) && wanted[0] < wanted[1] ? wanted : null });
   });
   on("click", ({ target }) => { if (target.dataset.does) BUTTONS[target.dataset.does](); });
+  on("click", ({ target }) => { if (target.dataset.sort) sortBy(target); });
+  on("beforeprint", paper(true), window);
+  on("afterprint", paper(false), window);
   on("zoom", ({ target: { metric }, detail }) => {
     const { x, y } = metric ? report.state() : {}; // the other figures have none
     if (metric && detail) zoom(detail.x || x, detail.y ? { ...y, [metric]: detail.y } : y);
     else if (metric) zoom(null, {});
   });
   const reread = () => { readAddress(); show(); };
-  on("report-content", ({ detail }) => { report.content = detail; reread(); });
+  on("report-content", ({ detail }) => {
+    report.content = detail;
+    document.querySelectorAll("table").forEach(table => {
+      if (sorted.has(table.parentElement.ariaLabel)) sortRows(table, ...sorted.get(table.parentElement.ariaLabel));
+    });
+    reread();
+  });
   on("hashchange", reread, window);
   on("change", show, matchMedia("(prefers-color-scheme: dark)"));
   on("toggle", writeAddress, document, true);

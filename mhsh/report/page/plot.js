@@ -2,9 +2,9 @@
 "use strict";
 (report => {
   const DOTTED_UP_TO = 60, SPARSE = 12; // markers of a short line, and of a longer one
-  const MOST_READ = 12, MOST_ENDS = 14, MOST_RAW = 8; // lines in one hover; final values; lines with logged values behind them
+  const MOST_READ = 12, MOST_RAW = 8; // lines in one hover; lines with logged values behind them
   const START = 0.1, SHORT = 12; // of the x-axis, where a steep start may leave the y-axis; rows of lines that are shown whole
-  const ROW = 14; // CSS pixels between final values
+  const ROW = 14, NEAR = 24, TICK = 44; // CSS pixels: between final values; between ends in one column of these; between ticks
   const FONT = "system-ui, sans-serif", GREY = "#7F7F7F";
   const color = name => getComputedStyle(document.body).getPropertyValue(name).trim();
   const ink = () => color("--ink");
@@ -13,10 +13,10 @@
   const visible = (line, o, range) => line.x.map((_, row) => row).filter(row =>
     seen(line.y[row], o.logY) && seen(line.x[row], o.logX) && inside(line.x[row], range));
 
-  // The lowest and the highest value of some columns, of the rows within a range of the x-axis.
+  // The lowest and the highest value of some columns, of the rows within a range of the x-axis that each line has.
   function extent(lines, columns, log, range) {
     const values = lines.flatMap(line => columns.flatMap(column =>
-      (line[column] || []).filter((value, row) => seen(value, log) && inside(line.x[row], range))));
+      (line[column] || []).filter((value, row) => seen(value, log) && inside(line.x[row], range(line)))));
     return values.length ? [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))] : null;
   }
 
@@ -27,13 +27,15 @@
     return log ? [Math.exp(low - room), Math.exp(high + room)] : [low - room, high + room];
   }
 
-  // Of curves the lines alone set the y-axis, and wide bands are clipped; bars are shown in full.
+  // Of curves the lines alone set the y-axis, and wide bands are clipped; bars and the bands of differences are shown in full.
   function rangesOf(lines, o) {
-    const own = extent(lines, ["x"], o.logX, [-Infinity, Infinity]);
+    const own = extent(lines, ["x"], o.logX, () => [-Infinity, Infinity]);
     const x = o.x || (o.bars || !own ? roomy(own, o.logX, 0.06) : own);
     const isLong = Math.max(0, ...lines.map(line => line.x.length)) > SHORT;
-    const fitted = o.fit && !o.x && isLong ? [x[0] + START * (x[1] - x[0]), x[1]] : x;
-    const y = extent(lines, o.bars ? ["y", "low", "high"] : ["y"], o.logY, fitted);
+    const start = o.logX ? x[0] * (x[1] / x[0]) ** START : x[0] + START * (x[1] - x[0]);
+    // Of a line that ends early its second half is shown.
+    const fitted = line => o.fit && !o.x && isLong ? [Math.min(start, line.x[line.x.length >> 1]), x[1]] : x;
+    const y = extent(lines, o.bars || o.zero ? ["y", "low", "high"] : ["y"], o.logY, fitted);
     return { x, y: o.y || roomy(y && o.zero ? [Math.min(0, y[0]), Math.max(0, y[1])] : y, o.logY, 0.06) };
   }
   // Moves places as little as keeps them `gap` apart, between `low` and `high`; as in mhsh/report/curves.py.
@@ -45,17 +47,33 @@
     return moved;
   };
 
-  // The final values beside the ends of the lines; of too many lines those of the lowest.
+  // Which labels stand `gap` apart, and where, by the index of their places; as in mhsh/report/curves.py.
+  report.beside = (places, gap, low, high) => {
+    const moved = indices => report.spread(indices.map(index => places[index]), gap, low, high);
+    const kept = places.reduce((some, _, index) => {
+      const more = [...some, index];
+      return moved(more).every((place, rank) => Math.abs(place - places[more[rank]]) <= 1.5 * gap) ? more : some;
+    }, []);
+    return new Map(moved(kept).map((place, rank) => [kept[rank], place]));
+  };
+
+  // The final values, each where its line ends and at its height, the lowest first: where there is no room, the table has them.
   function endShapes(plot, lines, o, width, height) {
     const ends = lines.map(line => ({ line, row: visible(line, o, o.ranges.x).pop() })).filter(each => each.row !== undefined)
       .map(each => ({ ...each, x: plot.valToPos(each.line.x[each.row], "x"), y: plot.valToPos(each.line.y[each.row], "y") }))
-      .filter(each => inside(each.y, [-1, height + 1])).sort((a, b) => b.y - a.y).slice(0, MOST_ENDS);
-    const places = report.spread(ends.map(each => each.y), ROW, ROW / 2, height - ROW / 2);
-    return ends.flatMap(({ line, row, x, y }, index) => [
-      { d: `M${x} ${y}L${width + 12} ${places[index]}`, stroke: line.color },
-      { d: line.marker, fill: line.color, x: width + 12, y: places[index], scale: 0.7 },
-      { text: o.endText(line, line.y[row]), fill: ink(), x: width + 19, y: places[index] + 4, size: 12 },
-    ]);
+      .filter(each => inside(each.y, [-1, height + 1])).sort((a, b) => b.y - a.y);
+    const columns = new Map();
+    ends.forEach(end => { const at = Math.round((width - end.x) / NEAR); columns.set(at, [...(columns.get(at) || []), end]); });
+    return Array.from(columns.entries()).flatMap(([at, column]) => {
+      const places = report.beside(column.map(each => each.y), ROW, ROW / 2, height - ROW / 2);
+      return Array.from(places.entries()).flatMap(([index, place]) => {
+        const { line, row, x, y } = column[index], left = at ? Math.max(...column.map(each => each.x)) + 8 : width + 18;
+        return [
+          ...(at ? [] : [{ d: `M${x + 4} ${y}L${width + 15} ${place}`, stroke: GREY }]),
+          { text: o.endText(line, line.y[row], at > 0), fill: at ? line.color : ink(), x: left, y: place + 4, size: at ? 11 : 12 },
+        ];
+      });
+    });
   }
 
   // All that is drawn of the lines, in CSS pixels of the plot's area: what is clipped to it, and what is not.
@@ -74,7 +92,7 @@
       const points = at(line, "y"), stroke = line.color, rows = visible(line, o, o.ranges.x);
       const [low, high] = line.low ? [at(line, "low"), at(line, "high")] : [[], []];
       if (!o.bars && low.some(Boolean)) {
-        clipped.push({ d: path([...high.filter(Boolean), ...low.filter(Boolean).reverse()]) + "Z", fill: stroke, opacity: 0.15 });
+        clipped.push({ d: path([...high.filter(Boolean), ...low.filter(Boolean).reverse()]) + "Z", fill: stroke, opacity: lines.length > 6 ? 0.07 : 0.15 });
       }
       if (line.joined !== false) clipped.push({ d: path(o.bars ? points.filter(Boolean) : points), stroke, width: 2, dash: line.dash });
       const every = rows.length <= DOTTED_UP_TO || o.bars ? 1 : Math.ceil(rows.length / SPARSE);
@@ -115,14 +133,36 @@
     free.forEach(each);
   }
 
+  // The ticks of a logarithmic axis; as in mhsh/report/figure_files.py.
+  function logTicks(low, high, most) {
+    const powers = Array.from({ length: 40 }, (_, index) => index - 20);
+    const kinds = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1]].map(digits =>
+      powers.flatMap(power => digits.map(digit => Number(`${digit}e${power}`))).filter(tick => inside(tick, [low, high])));
+    const found = kinds.find(ticks => ticks.length <= most) || [];
+    if (found.length > 2) return found;
+    const rough = (high - low) / Math.min(most, 6), unit = 10 ** Math.floor(Math.log10(rough));
+    const step = unit * [1, 2, 5, 10].find(each => each * unit >= rough), first = Math.ceil(low / step);
+    return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, index) => (first + index) * step);
+  }
+
   function axesOf(o) {
     const grid = { stroke: "rgba(128,128,128,0.25)", width: 1 };
     const values = (_, splits) => splits.map(value => value === null ? "" : report.number(value, 4));
     const common = { stroke: ink, grid, ticks: grid, values, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, labelGap: 2, labelSize: 22 };
-    const width = 12 + 7 * Math.max(0, ...o.ticks.map(tick => tick[1].length)); // of a tick's words; where they do not fit, some are left out
-    const words = u => o.ticks.map((tick, index) => index % Math.ceil(o.ticks.length * width / (u.width - 70)) ? "" : tick[1]);
-    const ticks = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: words };
-    return [{ ...common, label: o.xTitle, size: 30, ...(o.ticks.length ? ticks : {}) }, { ...common, label: o.yTitle, size: 54 }];
+    const log = pixels => ({ filter: (_, splits) => splits, splits: (u, _, low, high) => logTicks(low, high, Math.floor(pixels(u) / TICK)) });
+    // A tick is named where its words do not overprint those before them.
+    const words = u => {
+      let free = -Infinity;
+      return o.ticks.map(([at, text]) => {
+        const [middle, half] = [u.valToPos(at, "x"), 4 + 3.5 * text.length];
+        if (middle - half < free) return "";
+        free = middle + half;
+        return text;
+      });
+    };
+    const named = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: words };
+    const x = o.ticks.length ? named : o.logX ? log(u => u.width - 150) : {}, y = o.logY ? log(u => u.height - 60) : {};
+    return [{ ...common, label: o.xTitle, size: 30, ...x }, { ...common, label: o.yTitle, size: 54, ...y }];
   }
   const nearestRow = (x, at) => x.reduce((best, place, row) => Math.abs(place - at) < Math.abs(x[best] - at) ? row : best, 0);
   // Shows every line's value near the cursor, the largest first.
