@@ -149,7 +149,10 @@ class MultiHeadAttention(nn.Module):
     def _out(self, context: Float[Array, "B T N H"], seed: Seed) -> Branch:
         dtype = jnp.dtype(self.config.compute_dtype)
         context = checkpoint_name(context, "context")
-        return Branch(jnp.einsum("BTNH,NHD->BTD", context, self.out_kernel.astype(dtype)), self.out_bias.astype(dtype), seed)
+        # In the order of the axes: einsum sums over H before N, as letters, and XLA transposes the
+        # kernel for that.
+        out = jnp.tensordot(context, self.out_kernel.astype(dtype), 2)
+        return Branch(out, self.out_bias.astype(dtype), seed)
 
     def _projection(
         self, name: str, axis: str, num_heads: int, gain: float = 1.0

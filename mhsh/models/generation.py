@@ -18,25 +18,35 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.bert import Bert, Embeddings, PredictionHead
+from mhsh.models.devices import current_platform
 from mhsh.models.layers import Rotation, rotation, turned
 from mhsh.models.residual import Residual, Stream, Sublayer
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
 from mhsh.models.transformer import DecoderLayer, EncoderContext, EncoderLayer, end_of_stack
 from mhsh.models.types import Batch, Stack, decoder_stack, encoder_stack
 
+# In a scan over layers a CPU copies the weights of each layer before it multiplies by them. Where
+# that copy does not stay in its cache, a program for each layer is faster, though slower to compile
+# (docs/performance.md).
+_CACHE_BYTES = 8 * 10**6
+_MOST_PROGRAMS = 48
+
 
 class KVCache(NamedTuple):
-    """Keys (turned, where positions are rotary) and values of one attention, of G heads, in the
-    layouts that a CPU multiplies fastest.
+    """Keys (turned, where positions are rotary) and values of one attention, of the G heads of each
+    row, in the layouts that a CPU multiplies fastest.
+
+    Rows and heads are one axis. With two XLA would write each token twice: into the cache, and into
+    a copy of it in which they are one.
     """
 
-    key: Float[Array, "... G H S"]
-    value: Float[Array, "... G S H"]
+    key: Float[Array, "... BG H S"]
+    value: Float[Array, "... BG S H"]
 
 
 def empty_cache(config: ModelConfig, rows: int, places: int, *layers: int) -> KVCache:
     """A cache with S = `places` of one layer; of several, stacked on axis 0, with their number."""
-    shape = (*layers, rows, config.kv_heads)
+    shape = (*layers, rows * config.kv_heads)
     key = jnp.zeros((*shape, config.head_dim, places), config.compute_dtype)
     return KVCache(key, jnp.zeros((*shape, places, config.head_dim), config.compute_dtype))
 
@@ -44,7 +54,9 @@ def empty_cache(config: ModelConfig, rows: int, places: int, *layers: int) -> KV
 def _projected(attention: MultiHeadAttention, source: Float[Array, "B S D"], turns: Rotation | None = None) -> KVCache:
     """The keys and values of `source`."""
     key, value = turned(attention.project_key(source), turns), attention.project_value(source)
-    return KVCache(jnp.einsum("BSGH->BGHS", key), jnp.einsum("BSGH->BGSH", value))
+    rows, places, heads, width = key.shape
+    key, value = jnp.einsum("BSGH->BGHS", key), jnp.einsum("BSGH->BGSH", value)
+    return KVCache(key.reshape(rows * heads, width, places), value.reshape(rows * heads, places, width))
 
 
 def _attend(
@@ -55,7 +67,8 @@ def _attend(
     turns: Rotation | None = None,
 ) -> Float[Array, "B T D"]:
     """Attention of `x` to cached keys and values, without dropout."""
-    key, value = jnp.einsum("BGHS->BSGH", cache.key), jnp.einsum("BGSH->BSGH", cache.value)
+    key, value = (one.reshape(len(x), -1, *one.shape[1:]) for one in cache)
+    key, value = jnp.einsum("BGHS->BSGH", key), jnp.einsum("BGSH->BSGH", value)
     return attention.attend(turned(attention.project_query(x), turns), key, value, mask, None).output(0.0)
 
 
@@ -75,8 +88,8 @@ def _caching(
 
     def sublayer(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         new = _projected(attention, x, turns)
-        key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=3)
-        extended.append(KVCache(key, jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=2)))
+        key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=2)
+        extended.append(KVCache(key, jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=1)))
         return _attend(attention, x, extended[0], mask, turns)
 
     return sublayer, extended
@@ -118,18 +131,19 @@ def encode(model: Seq2Seq, params: Any, batch: Batch) -> EncoderMemory:
 
 
 def decoding_params(config: ModelConfig, params: Any) -> Any:
-    """The parameters as `decode_step` reads them, with a tree for each decoder layer.
+    """The parameters as `decode_step` and an unrolled `advance` read them, with a tree for each
+    layer of the last stack.
 
     Unstack them once: in a scan over layers every step would copy every layer's slice.
     """
-    decoder = params["decoder"]
-    return params | {"decoder": decoder | {"layers": _unstack(decoder["layers"], config.num_decoder_layers)}}
+    name, layers = ("decoder", config.num_decoder_layers) if "decoder" in params else ("encoder", config.num_layers)
+    return params | {name: params[name] | {"layers": _unstack(params[name]["layers"], layers)}}
 
 
 def extend_caches(caches: tuple[KVCache, ...], num_hypotheses: int, max_length: int) -> tuple[KVCache, ...]:
     """The same keys and values with room for T = max_length positions, at least as many as now."""
-    added = (0, max_length * num_hypotheses - caches[0].key.shape[3])
-    key_pads, value_pads = ((0, 0), (0, 0), (0, 0), added), ((0, 0), (0, 0), added, (0, 0))
+    added = (0, max_length * num_hypotheses - caches[0].key.shape[2])
+    key_pads, value_pads = ((0, 0), (0, 0), added), ((0, 0), added, (0, 0))
     return tuple(KVCache(jnp.pad(key, key_pads), jnp.pad(value, value_pads)) for key, value in caches)
 
 
@@ -227,6 +241,8 @@ def generate(
     positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
     causal = jnp.broadcast_to(places <= jnp.arange(length)[:, None], (rows, length, length + room))
     hidden, caches = advance(model, params, prompts, positions, jnp.int32(0), causal, caches)
+    if unrolls(model.config, params):
+        params, caches = decoding_params(model.config, params), unstacked_caches(model.config, caches)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
     keys = jax.vmap(functools.partial(jax.random.fold_in, sampling.key))(jnp.asarray(batch["row"]))
 
@@ -248,6 +264,17 @@ def generate(
     return Continued(written, counts)
 
 
+def unrolls(config: ModelConfig, params: Any) -> bool:
+    """Whether `generate` writes tokens without a scan over layers."""
+    layer = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params["encoder"]["layers"])) / config.num_layers
+    return current_platform() == "cpu" and layer > _CACHE_BYTES and config.loops * config.num_layers <= _MOST_PROGRAMS
+
+
+def unstacked_caches(config: ModelConfig, caches: KVCache) -> tuple[KVCache, ...]:
+    """The cache of each layer, in the order in which a token passes them."""
+    return tuple(cache for once in _unstack(caches, config.loops) for cache in _unstack(once, config.num_layers))
+
+
 def _draw(logits: Float[Array, "B V"], sampling: Sampling, keys: Array, top_k: int) -> Int[Array, " B"]:
     """A token for each row, by the key of the row."""
     logits = jnp.where(sampling.allowed, logits, -jnp.inf)
@@ -265,14 +292,16 @@ def advance(
     positions: Int[Array, "B T"],
     place: Int[Array, ""],
     mask: Bool[Array, "B T S"],
-    caches: KVCache,
-) -> tuple[Float[Array, "B T D"], KVCache]:
+    caches: Any,
+) -> tuple[Float[Array, "B T D"], Any]:
     """The hidden states of T tokens, and the caches with their keys and values from `place` on.
 
     Args:
+      params: of the model, whose layers run in a scan, or from `decoding_params`, unrolled.
       positions: in the text, from 0.
-      caches: stacked, for each pass of model.loops and each of its layers.
       mask: True where a token attends to a place of the cache, its own among them.
+      caches: stacked, for each pass of model.loops and each of its layers; where the layers are
+        unrolled, from `unstacked_caches`.
     """
     batch = {"inputs": tokens, "inputs_position": positions, "token_types": jnp.zeros_like(tokens)}
     embeddings: Any = Embeddings(model.config)
@@ -284,12 +313,17 @@ def advance(
         layer_params, cache = of_layer
         return layer.apply({"params": layer_params}, stream, cache, place, context, method=_encoder_step)
 
-    # One scan, for all depths: a program for each layer wrote 24 layers of width 1,024 1.2 times as
-    # fast on a CPU, compiled in 20 s instead of 2; for 384 layers it took 190 s, and was slower.
     stack = encoder_stack(model.config)
-    start = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
+    stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     layers = params["encoder"]["layers"]
-    stream, caches = jax.lax.scan(lambda stream, caches: jax.lax.scan(through, stream, (layers, caches)), start, caches)
+    if isinstance(layers, tuple):
+        extended = []
+        for of_layer in zip(layers * model.config.loops, caches, strict=True):
+            stream, cache = through(stream, of_layer)
+            extended.append(cache)
+        caches = tuple(extended)
+    else:
+        stream, caches = jax.lax.scan(lambda stream, caches: jax.lax.scan(through, stream, (layers, caches)), stream, caches)
     end: Any = _End(model.config, model.residual, stack)
     return end.apply({"params": params["encoder"]}, stream), caches
 

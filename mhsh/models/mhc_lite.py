@@ -95,7 +95,7 @@ class StreamWeights(Weights):
         alpha = self._param("alpha", nn.initializers.constant(_SCALE), ("mixing",), (len(sizes),))
         bias = self._param("bias", functools.partial(_mixing_bias, streams), ("mixing",), (sum(sizes),))
         normed, _ = normalize(x.astype(jnp.float32).reshape(*x.shape[:2], -1), self.config.layer_norm_epsilon, centre=False)
-        parts = jnp.einsum("BTRD,RDC->BTC", normed.reshape(x.shape) * scale, kernel)
+        parts = jnp.tensordot(normed.reshape(x.shape) * scale, kernel, 2)  # over R and D
         logits = jnp.repeat(alpha, jnp.array(sizes), total_repeat_length=sum(sizes)) * parts + bias
         read, write, weights = jnp.split(logits, [streams, 2 * streams], axis=-1)
         mixing = jnp.einsum("BTP,PQR->BTQR", jax.nn.softmax(weights, axis=-1), permutation_matrices(streams))

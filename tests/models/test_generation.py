@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 from mhsh.config.schema import ModelConfig
 from mhsh.models.bert import Bert
 from mhsh.models.build import build_model, forward
-from mhsh.models.generation import Sampling, advance, empty_cache, generate, next_logits
+from mhsh.models.costs import parameter_shapes
+from mhsh.models.generation import (
+    Sampling,
+    advance,
+    decoding_params,
+    empty_cache,
+    generate,
+    next_logits,
+    unrolls,
+    unstacked_caches,
+)
+from mhsh.planning.hlo import execution, parse_module, shape_bytes
 
 END = 3
 
@@ -79,6 +90,8 @@ def test_token_by_token_is_the_full_pass_at_every_position(changes, causal, rand
 
     caches = empty_cache(config, 2, 11, config.loops, config.num_layers)
     for place in range(11):
+        if place == 6:  # from here on without a scan over layers
+            params, caches = decoding_params(config, params), unstacked_caches(config, caches)
         found, caches = step(params, tokens[:, place : place + 1], jnp.int32(place), caches)
         np.testing.assert_allclose(found[:, 0], wanted[:, place], atol=1e-5 * np.abs(wanted).max(), rtol=0)
 
@@ -131,6 +144,34 @@ def written(model, params, prompts, limits, allowed, temperature, *, seed=0, top
     sampling = Sampling(jnp.float32(temperature), jax.random.key(seed), jnp.asarray(allowed))
     found = compiled(model.config, top_k)(params, batch, sampling)
     return [np.asarray(tokens)[:count].tolist() for tokens, count in zip(found.tokens, found.lengths, strict=True)]
+
+
+def test_of_large_layers_no_token_copies_a_kernel_or_a_cache(causal, random_params):
+    config = causal(num_layers=2, num_heads=4, head_dim=64, embed_dim=512, mlp_dim=2048, residual="pre_ln")
+    params, allowed = random_params(config), np.ones(48, bool)
+    batch = {"inputs": np.full((1, 6), 9, np.int32)} | {name: np.array([6], np.int32) for name in ("lengths", "limits", "row")}
+    sampling = Sampling(jnp.float32(0), jax.random.key(0), jnp.asarray(allowed))
+    program = compiled(config, 0).lower(params, batch, sampling).compile()
+    token_loops: list[str] = []  # those that end when all rows do
+    steps = [*execution(parse_module(program.as_text()), token_loops)]
+    passed = ("tuple", "get-tuple-element", "parameter", "bitcast")
+    made = [
+        step.instruction
+        for step in steps
+        if step.frame.rpartition("/")[2] in token_loops
+        and step.instruction.opcode not in passed
+        and "dynamic-update-slice" not in step.instruction.name  # into a cache, in its place
+    ]
+    assert made and max(shape_bytes(one.shape) for one in made) <= 4 * config.mlp_dim
+    tokens = np.asarray(program(params, batch, sampling).tokens)[0, :6].tolist()
+    wanted = slow_generation(built(config), params, [9] * 6, 6, allowed, 16)
+    assert tokens == wanted + [0] * (6 - len(wanted))
+
+
+def test_only_a_few_large_layers_are_unrolled(make_config):
+    models = {name: make_config("bert", name).model for name in ("24l16h", "48l8h", "12l12h", "96l4h", "384l1h", "144l1h", "6l2h")}
+    unrolled = [name for name, model in models.items() if unrolls(model, parameter_shapes(model))]
+    assert unrolled == ["24l16h", "48l8h", "12l12h"]
 
 
 def test_draws_have_the_probabilities_of_the_softmax(causal, random_params):
