@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.build import MODELS
+from mhsh.models.build import MODELS, by_xla
 from mhsh.models.residual import AdminProfile
 from mhsh.models.types import SUBLAYERS, Batch
 
@@ -24,7 +24,7 @@ def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, F
     Encoder and decoder each start at omega = 1 (arXiv 2004.08249, section 4.2). Pure and jittable;
     on a mesh the variances are over the global batch. `params` are those of the Admin model.
     """
-    model = MODELS[config.objective](config, AdminProfile)
+    model = MODELS[config.objective](by_xla(config), AdminProfile)
     _, collected = model.apply({"params": params}, batch, None, mutable=["omega"])
     stacks: Any = collected["omega"]
     return {

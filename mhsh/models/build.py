@@ -13,6 +13,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
+from mhsh.models.kernels.residual import uncovered
 from mhsh.models.kernels.select import obstacle
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs
@@ -59,9 +60,18 @@ def left_to_xla(config: ModelConfig) -> str:
     if config.kernels != "fused":
         return ""
     everything = obstacle()
-    parts = {"everything": everything} if everything else {"attention": "it has no kernel yet", "sums": "they have no kernel yet"}
+    parts = {"everything": everything}
+    if not everything:
+        parts = {"attention": "it has no kernel yet", "sums with the stream": _unjoined(config)}
     left = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
     return f"model.kernels = fused: XLA computes {'; '.join(left)}" if left else ""
+
+
+def _unjoined(config: ModelConfig) -> str:
+    """Why no kernel adds to the stream of this model."""
+    if not vars(SCHEMES[config.residual].residual).get("fused"):
+        return f"model.residual = {config.residual} has no kernel"
+    return uncovered(config)
 
 
 @functools.cache  # tracing takes a third of a second

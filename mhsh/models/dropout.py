@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, UInt32
+from jaxtyping import Array, Bool, Float, Key, UInt32
 
 from mhsh.models.devices import shard_index
 
@@ -88,6 +88,18 @@ def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: fl
     return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(_threshold(rate))
 
 
+def kept_scale(rate: float) -> float:
+    """What kept elements are multiplied by, so that the mean stays."""
+    return 2**32 / (2**32 - _threshold(rate))
+
+
+def drop(x: Float[Array, "*axes"], kept: Bool[Array, "*axes"], rate: float) -> Float[Array, "*axes"]:
+    """`x` divided by 1 - `rate` where it is kept, else 0."""
+    # In fp32: bf16 has 1 / 0.9 only to 0.2 %.
+    scaled = (x.astype(jnp.float32) * kept_scale(rate)).astype(x.dtype)
+    return jnp.where(kept, scaled, jnp.zeros((), x.dtype))
+
+
 def _threshold(rate: float) -> int:
     """Words below it are dropped: the rate in units of 2^-32."""
     return min(round(rate * 2**32), 2**32 - 1)
@@ -108,9 +120,7 @@ def _dropped(x: Float[Array, "*rows C"], seed: Array, rate: float) -> Float[Arra
         stride = math.prod(lead[axis + 1 :])
         rows = rows + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis) * jnp.uint32(stride)
     columns = jax.lax.broadcasted_iota(jnp.uint32, (*(1 for _ in lead), num_columns), len(lead))
-    # In fp32: bf16 has 1 / 0.9 only to 0.2 %.
-    scaled = (x.astype(jnp.float32) * (2**32 / (2**32 - _threshold(rate)))).astype(x.dtype)
-    return jnp.where(keep(row_states(seed, rows), columns, rate), scaled, jnp.zeros((), x.dtype))
+    return drop(x, keep(row_states(seed, rows), columns, rate), rate)
 
 
 def _forward(x: Float[Array, "*rows C"], seed: Array, rate: float) -> tuple[Array, Array]:

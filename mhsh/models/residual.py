@@ -15,6 +15,8 @@ from jaxtyping import Array, Bool, Float
 from mhsh.config.entries import Variant, add_residual
 from mhsh.config.schema import ModelConfig
 from mhsh.models.dropout import Branch
+from mhsh.models.kernels.residual import add_and_norm, copies, uncovered
+from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import LayerNorm
 from mhsh.models.types import SUBLAYERS, Stack
 
@@ -28,6 +30,7 @@ class ModuleSublayer:
 
     module: Any  # attention or feed-forward
     arguments: tuple[Any, ...]
+    drops: bool  # whether dropout is on
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return self.module(x, *self.arguments)
@@ -59,6 +62,7 @@ class Residual(nn.Module):
     config: ModelConfig
     stack: Stack  # of the sublayer
     sublayer: str  # its name in SUBLAYERS
+    fused: ClassVar[bool] = False  # whether kernels add to the stream; a derived class says so itself
     final_norm: ClassVar[bool] = False  # whether a LayerNorm follows the last layer
     head_norms: ClassVar[bool] = False  # whether queries, keys and values have one
     decayed: ClassVar[Mapping[str, bool]] = {}  # whether each parameter but a LayerNorm's has weight decay
@@ -68,6 +72,11 @@ class Residual(nn.Module):
         """The stream as it enters the first sublayer."""
         del config, stack, real
         return Stream(x, None)
+
+    @classmethod
+    def is_fused(cls, config: ModelConfig) -> bool:
+        """Whether kernels add to the stream (mhsh/models/kernels)."""
+        return vars(cls).get("fused", False) and takes_kernels(config) and not uncovered(config)
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
@@ -107,15 +116,38 @@ class Weights(nn.Module):
     """
 
 
+class NormedSum(Residual):
+    """LN(w * x + f(x)) with a weight w, a number or a vector [D]. A kernel also makes a copy of the
+    stream in the compute dtype, which the next sublayer reads.
+    """
+
+    @classmethod
+    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        del stack, real
+        return Stream(x, x.astype(config.compute_dtype) if cls.is_fused(config) and copies(config) else None)
+
+    def weighted(self, norm: LayerNorm, weight: Float[Array, " D"] | float, stream: Stream, sublayer: Sublayer) -> Stream:
+        """The stream after a sublayer."""
+        x, config = stream.x, self.config
+        if not self.is_fused(config):
+            return Stream(norm(jnp.asarray(weight, x.dtype) * x + sublayer(x).astype(x.dtype)), None)
+        assert isinstance(sublayer, ModuleSublayer), "only training has kernels"
+        read = x if stream.carried is None else stream.carried
+        y, copy = add_and_norm(config, x, read, sublayer.branch(read), norm.scale, norm.bias, weight, normed_stream=True)
+        return Stream(y, None if stream.carried is None else copy)
+
+
 @add_residual("post_ln", label="Post-LN", formula=r"\mathrm{LN}(x + f(x))", growth="O(n)", source="arXiv 2004.08249, section 4.1")
-class PostLN(Residual):
+class PostLN(NormedSum):
     """LN(x + f(x)) (Vaswani et al. 2017)."""
+
+    fused: ClassVar[bool] = True
 
     def setup(self) -> None:
         self.norm = LayerNorm(self.config)
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return Stream(self.norm(stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
+        return self.weighted(self.norm, 1.0, stream, sublayer)
 
 
 @add_residual(
@@ -129,11 +161,32 @@ class PostLN(Residual):
 class PreLN(Residual):
     """x + f(LN(x)), with a LayerNorm after the last layer (Xiong et al. 2020, arXiv 2002.04745)."""
 
+    fused: ClassVar[bool] = True
     final_norm: ClassVar[bool] = True
+
+    @classmethod
+    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        """With kernels the stream carries what the sublayer before puts out: nothing, at first."""
+        del stack, real
+        product = jnp.zeros(x.shape, config.compute_dtype)
+        return Stream(x, Branch(product, product[0, 0], jnp.zeros(2, jnp.uint32)) if cls.is_fused(config) else None)
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return Stream(stream.x + sublayer(LayerNorm(self.config, name="norm")(stream.x)).astype(stream.x.dtype), None)
+        x, norm, config = stream.x, LayerNorm(self.config, name="norm"), self.config
+        # Without seeds nothing tells the end of the stack that nothing is dropped.
+        adds_later = isinstance(sublayer, ModuleSublayer) and (sublayer.drops or not config.hidden_dropout)
+        if not (adds_later and self.is_fused(config)):
+            return Stream(x + sublayer(norm(x)).astype(x.dtype), stream.carried)
+        x, normed = add_and_norm(config, x, x, stream.carried, norm.scale, norm.bias, 1.0, normed_stream=False)
+        branch = sublayer.branch(normed)
+        return Stream(x, branch._replace(seed=stream.carried.seed if branch.seed is None else branch.seed))
+
+    @classmethod
+    def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
+        del stack
+        x, last = stream
+        return x if last is None else x + last.output(config.hidden_dropout).astype(x.dtype)
 
 
 @add_residual(
@@ -151,11 +204,12 @@ class PreLN(Residual):
         "admin_closed_one": Variant("Admin, closed form $O(1)$", "O(1)", "the authors' admin-torch", {"admin_omega": "closed_one"}),
     },
 )
-class Admin(Residual):
+class Admin(NormedSum):
     """LN(omega * x + f(x)), omega [D] trainable, one per sublayer (Liu et al. 2020, arXiv
     2004.08249, eq. 5).
     """
 
+    fused: ClassVar[bool] = True
     decayed: ClassVar[Mapping[str, bool]] = {"omega": False}
 
     def setup(self) -> None:
@@ -165,8 +219,7 @@ class Admin(Residual):
         self.norm = LayerNorm(self.config)
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        x = self.omega.astype(stream.x.dtype) * stream.x + sublayer(stream.x).astype(stream.x.dtype)
-        return Stream(self.norm(x), None)
+        return self.weighted(self.norm, self.omega, stream, sublayer)
 
 
 @add_residual(
@@ -177,10 +230,12 @@ class Admin(Residual):
     growth="O(1)",
     source="arXiv 2203.00555, section 4",
 )
-class DeepNorm(Residual):
+class DeepNorm(NormedSum):
     """LN(alpha x + f(x)), kernels scaled by beta at the start (Wang et al. 2022, arXiv
     2203.00555).
     """
+
+    fused: ClassVar[bool] = True
 
     @classmethod
     def init_gain(cls, stack: Stack) -> float:
@@ -191,7 +246,7 @@ class DeepNorm(Residual):
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         alpha, _ = deepnorm_constants(self.stack)
-        return Stream(self.norm(alpha * stream.x + sublayer(stream.x).astype(stream.x.dtype)), None)
+        return self.weighted(self.norm, alpha, stream, sublayer)
 
 
 @add_residual(

@@ -24,14 +24,15 @@ from mhsh.models.vectors import packed, unpacked, vector_shapes
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
 # `projections` saves what a layer projects its stream to, queries, keys, values and the hidden
 # layer of the feed-forward, and the weighted values: all that is narrow where layers are many. No
-# array as wide as the stream or as the scores is saved.
+# array as wide as the stream or as the scores is saved, but what our own kernels normalised: they
+# would not be faster at computing it again.
 # `groups` also saves the stream only before each group of layers (Chen et al. 2016, arXiv
 # 1604.06174), so that memory grows with the root of the depth. With `gathered_groups` a device also
 # has the weights of a group only while it computes that group (mhsh/training/shards.py).
 # mhsh/training/memory.py resolves `auto` before training; a model that is not differentiated
 # ignores all else of the policy.
 REMAT_POLICIES: dict[str, Any] = {
-    "projections": jax.checkpoint_policies.save_only_these_names("projected", "context", "hidden"),
+    "projections": jax.checkpoint_policies.save_only_these_names("projected", "context", "hidden", "normed"),
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -155,9 +156,9 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
         attention_seeds, feed_forward_seeds = unstacked(seeds, 2)
-        mask, turns = context
-        stream = self.attention_residual(stream, ModuleSublayer(self.attention, (None, mask, attention_seeds, turns)))
-        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,)))
+        (mask, turns), drops = context, seeds is not None
+        stream = self.attention_residual(stream, ModuleSublayer(self.attention, (None, mask, attention_seeds, turns), drops))
+        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
         return _end_of_layer(self, stream), None
 
 
@@ -217,10 +218,12 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
         self_seeds, cross_seeds, feed_forward_seeds = unstacked(seeds, 3)
-        stream = self.self_attention_residual(stream, ModuleSublayer(self.self_attention, (None, context.self_mask, self_seeds)))
-        cross = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds))
-        stream = self.cross_attention_residual(stream, cross)
-        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,)))
+        drops = seeds is not None
+        sublayer = ModuleSublayer(self.self_attention, (None, context.self_mask, self_seeds), drops)
+        stream = self.self_attention_residual(stream, sublayer)
+        sublayer = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds), drops)
+        stream = self.cross_attention_residual(stream, sublayer)
+        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
         return _end_of_layer(self, stream), None
 
 

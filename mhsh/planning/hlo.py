@@ -162,9 +162,14 @@ def launches(module: Module) -> Counter[str]:
     """
     counts: Counter[str] = Counter()
     for step in execution(module, []):
-        if step.instruction.opcode not in _NOT_STARTED and not step.instruction.opcode.endswith("-done"):
+        if is_started(step.instruction):
             counts[step.frame] += step.times
     return counts
+
+
+def is_started(instruction: Instruction) -> bool:
+    """Whether a GPU starts something for an instruction."""
+    return instruction.opcode not in _NOT_STARTED and not instruction.opcode.endswith("-done")
 
 
 def _trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:

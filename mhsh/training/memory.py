@@ -16,9 +16,10 @@ from flax import linen as nn
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
-from mhsh.models.build import boxed_parameters, build_model, by_xla, forward
+from mhsh.models.build import boxed_parameters, build_model, forward
 from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
+from mhsh.models.kernels.select import anywhere
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.transformer import BY_GROUPS, layer_groups
 from mhsh.models.types import SUBLAYERS, encoder_stack
@@ -178,7 +179,7 @@ def saved_activations(config: Config, rows: int) -> int:
     These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
     train = TrainConfig(label_smoothing=config.train.label_smoothing)
-    model = by_xla(config.model)
+    model = replace(config.model, attention_implementation="xla")
     return _saved_activations(Config(model, config.data, OptimizerConfig(), train, MeshConfig()), rows)
 
 
@@ -205,7 +206,8 @@ def _saved_activations(config: Config, rows: int) -> int:
         residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known and leaf.shape not in views}
         saved = sum(_bytes(leaf) for leaf in residuals.values())
 
-    jax.eval_shape(trace, params, example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
+    with anywhere():  # as on a GPU, though nothing runs
+        jax.eval_shape(trace, params, example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
     return saved
 
 

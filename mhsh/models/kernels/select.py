@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import current_platform, tensor_is_sharded
 
-# Whether kernels also run where there is no GPU, in Pallas's interpreter. It takes minutes for what
-# XLA does in a second, so only tests set it.
-interpreted = False
+_anywhere = contextvars.ContextVar("anywhere", default=False)
+
+
+@contextlib.contextmanager
+def anywhere() -> Iterator[None]:
+    """What is traced within takes kernels without a GPU too. Pallas interprets them there, slowly:
+    for tests, and for traces that are not run.
+    """
+    token = _anywhere.set(True)
+    try:
+        yield
+    finally:
+        _anywhere.reset(token)
 
 
 def takes_kernels(config: ModelConfig) -> bool:
@@ -17,9 +31,13 @@ def takes_kernels(config: ModelConfig) -> bool:
     return config.kernels == "fused" and not obstacle()
 
 
+def is_interpreted() -> bool:
+    """Whether kernels are interpreted here, and not compiled."""
+    return current_platform() != "gpu"
+
+
 def obstacle() -> str:
     """Why no kernel can run on the current mesh; empty: they can."""
-    platform = current_platform()
-    if platform != "gpu" and not interpreted:
-        return f"the device is a {platform.upper()} and no NVIDIA GPU"
+    if is_interpreted() and not _anywhere.get():
+        return f"the device is a {current_platform().upper()} and no NVIDIA GPU"
     return "mesh.tensor cuts the parameters" if tensor_is_sharded() else ""
