@@ -71,7 +71,9 @@ def unstacked(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
     return (None,) * count if seeds is None else tuple(seeds)
 
 
-def row_states(seed: UInt32[Array, 2], rows: UInt32[Array, "*rows"]) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
+def row_states(
+    seed: UInt32[Array, 2] | tuple[Array, Array], rows: UInt32[Array, "*rows"]
+) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
     """64 bits for each row, from the rows' numbers; `keep` mixes them with the columns."""
     return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
 

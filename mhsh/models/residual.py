@@ -175,8 +175,8 @@ class PreLN(Residual):
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         x, norm, config = stream.x, LayerNorm(self.config, name="norm"), self.config
         # Without seeds nothing tells the end of the stack that nothing is dropped.
-        adds_later = isinstance(sublayer, ModuleSublayer) and (sublayer.drops or not config.hidden_dropout)
-        if not (adds_later and self.is_fused(config)):
+        adds_later = self.is_fused(config) and isinstance(sublayer, ModuleSublayer)
+        if not adds_later or (config.hidden_dropout and not sublayer.drops):
             return Stream(x + sublayer(norm(x)).astype(x.dtype), stream.carried)
         x, normed = add_and_norm(config, x, x, stream.carried, norm.scale, norm.bias, 1.0, normed_stream=False)
         branch = sublayer.branch(normed)

@@ -31,7 +31,7 @@ from mhsh.models.dropout import Branch, drop, keep, row_states
 from mhsh.models.kernels.select import is_interpreted
 
 WIDEST = 4096  # columns of a row that the registers hold, with all that is computed of them
-_WARPS = 8
+_PARAMS = triton.CompilerParams(num_warps=8, num_stages=2)
 _FORWARD_ELEMENTS = 8192  # of each array that a program holds at once
 _BACKWARD_ELEMENTS = 4096
 _SUMMED_ROWS = 16  # of which a program of the backward pass adds up the gradients of the vectors
@@ -117,7 +117,7 @@ def _join(join: Join, x: Array, read: Array, product: Array, vectors: Array, see
 
 def _forward(
     join: Join, x: Array, read: Array, product: Array, vectors: Array, seed: Array, first_row: Array
-) -> tuple[tuple[Array, Array], tuple[Array | None, ...]]:
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     stream, copy, normed, inverse = _forward_call(join, x, product, vectors, seed, first_row)
     if join.copies:
         copy = checkpoint_name(copy, "normed")
@@ -125,7 +125,7 @@ def _forward(
     return (stream, copy), (read if join.weight is None else None, *kept, vectors, seed, first_row)
 
 
-def _backward(join: Join, saved: tuple[Array | None, ...], gradients: tuple[Array, Array]) -> tuple[Array | None, ...]:
+def _backward(join: Join, saved: tuple[Any, ...], gradients: tuple[Array, Array]) -> tuple[Array | None, ...]:
     of_x, of_product, of_vectors = _backward_call(join, *gradients, *saved)
     return of_x, None, of_product, of_vectors, None, None
 
@@ -170,6 +170,10 @@ def _vectors(rows: _Rows, ref: Any) -> list[Float[Array, "1 W"]]:
     return [rows.load(ref, number, 1) for number in range(ref.shape[0])]
 
 
+def _weight(join: Join, vectors: list[Array]) -> Array | float:
+    return vectors[3] if join.weight is None else join.weight
+
+
 def _kept(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[Array, "M W"] | None:
     """Which elements dropout keeps in the rows from `first` on, all alike with XLA's path."""
     if not join.rate:
@@ -188,9 +192,9 @@ def _sum_and_norm(
     """s, y, and of the backward pass s normalised and the factor of each row. The product is in its
     own dtype, which what is dropped is rounded to.
     """
-    bias, scale, shift, *weight = vectors
+    bias, scale, shift = vectors[:3]
     out = _dropped(join, product + bias.astype(product.dtype), kept)
-    s = (weight[0] if weight else join.weight) * x + out.astype(jnp.float32)
+    s = _weight(join, vectors) * x + out.astype(jnp.float32)
     centred, real = s, rows.real(rows.count)
     if join.centred:
         centred = s - jnp.sum(s, axis=1, keepdims=True) * (1.0 / rows.width)
@@ -244,7 +248,9 @@ def _forward_call(
             jax.ShapeDtypeStruct(x.shape[:1], jnp.float32),
             *copies,
         ],
-        **_options("residual_forward"),
+        name="residual_forward",
+        compiler_params=_PARAMS,
+        interpret=is_interpreted(),
     )(x, product, vectors, seed, first_row)
     return stream, copy[0] if copy else stream, normed, inverse
 
@@ -253,9 +259,8 @@ def _gradients(
     join: Join, rows: _Rows, of_stream: Array, of_copy: Array | None, normed: Array, inverse: Array, scale: Array
 ) -> tuple[Array, Array]:
     """Of y, and of s."""
-    of_y = of_copy if of_copy is not None else 0.0
-    if join.normed_stream:
-        of_y = of_stream + of_y
+    streams = ([of_stream] if join.normed_stream else []) + ([] if of_copy is None else [of_copy])
+    of_y = functools.reduce(jnp.add, streams)
     scaled = of_y * scale
     projection = jnp.sum(scaled * normed, axis=1, keepdims=True) * (1.0 / rows.width)
     centred = scaled - jnp.sum(scaled, axis=1, keepdims=True) * (1.0 / rows.width) if join.centred else scaled
@@ -278,7 +283,7 @@ def _backward_kernel(
     *also, of_x_ref, of_product_ref, sums_ref = refs
     copy_ref = also.pop(0) if join.copies else None
     read_ref = also.pop(0) if join.weight is None else None
-    _, scale, _, *weight = _vectors(rows, vectors_ref)
+    vectors = _vectors(rows, vectors_ref)
     first = first_ref[0] + jnp.uint32(rows.count * steps) * pl.program_id(0).astype(jnp.uint32)
 
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -288,11 +293,11 @@ def _backward_kernel(
         inverse = triton.load(inverse_ref.at[pl.ds(at, rows.count)])[:, None]
         kept = _kept(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
 
-        of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, scale)
+        of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, vectors[1])
         of_product = _dropped(join, of_s.astype(of_product_ref.dtype), kept)
         of_vectors = [of_product.astype(jnp.float32), of_y * normed, of_y]
 
-        rows.store(of_x_ref, at, (weight[0] if weight else join.weight) * of_s)
+        rows.store(of_x_ref, at, _weight(join, vectors) * of_s)
         rows.store(of_product_ref, at, of_product)
         if read_ref is not None:
             of_vectors.append(of_s * rows.load(read_ref, at))
@@ -331,7 +336,9 @@ def _backward_call(
             jax.ShapeDtypeStruct(of_stream.shape, join.copy_dtype),
             jax.ShapeDtypeStruct((total // a_program * len(vectors), width), jnp.float32),
         ],
-        **_options("residual_backward"),
+        name="residual_backward",
+        compiler_params=_PARAMS,
+        interpret=is_interpreted(),
     )(of_stream, normed, inverse, vectors, seed, first_row, *also)
     return of_x, of_product, jnp.sum(sums.reshape(-1, *vectors.shape), axis=0)
 
@@ -346,9 +353,3 @@ def _alike(rows: _Rows, vectors: Array) -> list[pl.BlockSpec]:
     """Of what all programs read: the vectors, the seed and the number of the first row."""
     ends = [pl.BlockSpec((size,), lambda program: (0,)) for size in (2, 1)]
     return [pl.BlockSpec((len(vectors), rows.padded), lambda program: (0, 0)), *ends]
-
-
-def _options(name: str) -> dict[str, object]:
-    if is_interpreted():
-        return {"name": name, "interpret": True}
-    return {"name": name, "compiler_params": triton.CompilerParams(num_warps=_WARPS, num_stages=2)}
