@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tests.conftest import ROOT
-from tests.runs import command
+from tests.forks import Fork
 
 
 def free_port() -> int:
@@ -18,23 +18,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str]] | None = None) -> list[subprocess.Popen[str]]:
+def place(count: int) -> list[list[str]]:
+    """The arguments that join each of `count` processes to the others."""
+    together = [f"--coordinator=127.0.0.1:{free_port()}", f"--num-processes={count}"]
+    return [[*together, f"--process-id={index}"] for index in range(count)]
+
+
+def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str]] | None = None) -> list[Fork]:
     """Starts `count` processes with one CPU device each; `extra` arguments go to single
     processes.
     """
-    port = free_port()
-    return start_commands(
-        [
-            command(
-                *arguments,
-                f"--coordinator=127.0.0.1:{port}",
-                f"--num-processes={count}",
-                f"--process-id={index}",
-                *(extra or {}).get(index, ()),
-            )
-            for index in range(count)
-        ]
-    )
+    return [Fork([*arguments, *joins, *(extra or {}).get(index, ())]) for index, joins in enumerate(place(count))]
 
 
 def start_commands(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[str]]:
@@ -46,7 +40,7 @@ def start_commands(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[s
     ]
 
 
-def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def finish(processes: Sequence[subprocess.Popen[str] | Fork]) -> list[tuple[int, str, str]]:
     """(exit status, stdout, stderr) of each; those that are left after the time of a hung run are
     killed.
     """

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import importlib.metadata
+import itertools
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How long the tests of each folder took, of all workers together."""
+    seconds: Counter[str] = Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[Path(report.location[0]).parent.name] += report.duration
+    terminalreporter.write_line("seconds by folder: " + ", ".join(f"{name} {each:.0f}" for name, each in seconds.most_common()))
+
+
 def load_fields(task: str, variant: str) -> dict[str, Any]:
     """The fields of configs/<task>.py:<variant>, as main reads them."""
     return load(task).get_config(variant).to_dict()
@@ -101,25 +114,46 @@ def make_config() -> MakeConfig:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The flag that names a small text as data.source."""
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    sentences = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
-    path.write_text("\n\n".join("\n".join(sentences[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
-    return f"--config.data.source=text:{path}"
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers. One at a time makes what is there."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def made_once(folder: Path, name: str) -> Iterator[Path | None]:
+    """Where to make `name`; None: another worker has. It appears whole."""
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / f"{name}.done"
+        yield None if done.exists() else folder / name
+        done.touch()
 
 
 @pytest.fixture(scope="session")
-def unbroken(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(shared: Path) -> str:
+    """The flag that names a small text as data.source."""
+    with made_once(shared, "corpus.txt") as path:
+        if path:
+            lines = [f"The number {n} is followed by the number {n + 1}. It is preceded by {n - 1}." for n in range(900)]
+            path.write_text("\n\n".join("\n".join(lines[start : start + 9]) for start in range(0, 900, 9)) + "\n", encoding="utf-8")
+    return f"--config.data.source=text:{shared / 'corpus.txt'}"
+
+
+@pytest.fixture(scope="session")
+def unbroken(corpus: str, shared: Path) -> Path:
     """The folder of a tiny run that was never interrupted. Many tests read it; none may change
     it.
     """
     from tests.runs import CONFIG, mhsh
 
-    workdir = tmp_path_factory.mktemp("runs") / "unbroken"
-    done = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
-    assert done.returncode == 0, done.stderr
-    return workdir
+    with made_once(shared, "unbroken") as workdir:
+        if workdir:
+            done = mhsh("train", *CONFIG, corpus, f"--workdir={workdir}")
+            assert done.returncode == 0, done.stderr
+    return shared / "unbroken"
 
 
 @pytest.fixture

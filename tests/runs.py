@@ -1,4 +1,4 @@
-"""Running commands, in a process of their own where that is tested and in this one where it is not;
+"""Running commands: in a process of their own, in a fork that has imported all, or in this process;
 and reading what a run leaves behind.
 """
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES
 from mhsh.training.state import TrainState, abstract_state
 from tests.conftest import ROOT
+from tests.forks import Fork
 
 TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
 
@@ -45,12 +47,15 @@ CONFIG = [
 
 
 def command(*arguments: str) -> list[str]:
+    """For tests that start Python itself."""
     return [sys.executable, "-m", "mhsh", *arguments]
 
 
-def mhsh(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process of its own."""
-    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+def mhsh(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a fork."""
+    process = Fork(arguments, environment)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
 def mhsh_here(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -68,12 +73,7 @@ def mhsh_here(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """Starts a command in a process of its own."""
-    return subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(folder: Path, step: int, process: Fork) -> None:
     while not any(row["step"] >= step for row in RunFolder(folder).rows()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)

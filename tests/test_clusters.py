@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
-from tests.clusters import finish, free_port, start, start_commands
+from tests.clusters import finish, free_port, place, start
 from tests.conftest import ROOT
-from tests.runs import CONFIG, command, final_state, mhsh, rows_without_timings, wait_for_step
+from tests.forks import Fork
+from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step
 
 TOLERANCE = 1e-5
 
@@ -118,11 +119,10 @@ def test_one_that_is_stopped_for_minutes_and_one_that_comes_late_lose_nothing(un
     silent for 100 s. The one that wakes may take its own connections for dead.
     """
     arguments = ["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"]
-    place = [f"--coordinator=127.0.0.1:{free_port()}", "--num-processes=2"]
-    late, first = [command(*arguments, *place, f"--process-id={index}") for index in range(2)]
-    processes = start_commands([first])
+    late, first = [[*arguments, *joins] for joins in place(2)]
+    processes = [Fork(first)]
     time.sleep(20)
-    processes += start_commands([late])
+    processes.append(Fork(late))
     wait_for_step(tmp_path / "run", 2, processes[1])
     processes[0].send_signal(signal.SIGSTOP)
     time.sleep(120)

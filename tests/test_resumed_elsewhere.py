@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
 from mhsh.verdict.fairness import find_conditions
 from mhsh.verdict.runs import load_runs
-from tests.conftest import ROOT
-from tests.runs import CONFIG, command, cut_back, mhsh_here, rows_without_timings
+from tests.runs import CONFIG, cut_back, mhsh, mhsh_here, rows_without_timings
 
 CUT = [f"--config.{each}" for each in ("train.num_steps=6", "train.checkpoint_interval=3", "optimizer.warmup_steps=2")]
 NO_DROPOUT = [f"--config.model.{name}_dropout=0" for name in ("hidden", "attention", "embedding")]
@@ -25,9 +23,9 @@ def test_a_sharded_run_goes_on_on_one_device(corpus, tmp_path):
     device seconds are those of two meshes.
     """
     sharded = tmp_path / "sharded"
-    arguments = command("train", *CONFIG, *CUT, *NO_DROPOUT, "--config.mesh.data=1", "--config.mesh.fsdp=4", corpus)
+    arguments = ("train", *CONFIG, *CUT, *NO_DROPOUT, "--config.mesh.data=1", "--config.mesh.fsdp=4", corpus)
     four = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run([*arguments, f"--workdir={sharded}"], cwd=ROOT, env=four, capture_output=True, text=True, check=False)
+    done = mhsh(*arguments, f"--workdir={sharded}", environment=four)
     assert done.returncode == 0, done.stderr
     resumed = cut_back(sharded, tmp_path / "resumed", step=3)
     config = (resumed / "config.json").read_bytes()

@@ -22,7 +22,8 @@ from mhsh.storage.outcome import plateau_due
 from mhsh.storage.run_folder import RunFolder
 from tests import clusters
 from tests.conftest import ROOT
-from tests.runs import CONFIG, command, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, start, wait_for_step
+from tests.forks import Fork
+from tests.runs import CONFIG, command, cut_back, final_state, mhsh, mhsh_here, rows_without_timings, wait_for_step
 
 
 def test_what_a_run_leaves_behind(unbroken):
@@ -91,7 +92,7 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     """At last with other values of whatever does not change its losses."""
     workdir = tmp_path / "run"
     arguments = ["train", *CONFIG, corpus, f"--workdir={workdir}"]
-    stopped = start(*arguments)
+    stopped = Fork(arguments)
     wait_for_step(workdir, 3, stopped)
     stopped.send_signal(signal.SIGINT)  # tests/test_clusters.py sends SIGTERM
     out, err = stopped.communicate()
@@ -102,7 +103,7 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     assert ("on the unigram plateau" in out) == (saved >= plateau_due(RunFolder(workdir).read_config()))
     assert RunFolder(workdir).read_run()["status"] == "stopped"
     assert rows_without_timings(workdir)[-1]["step"] < 36
-    killed = start(*arguments)
+    killed = Fork(arguments)
     wait_for_step(workdir, 25, killed)
     killed.kill()
     killed.communicate()
@@ -128,7 +129,7 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
 
 @pytest.mark.parametrize("number", STATUS)
 def test_a_signal_before_the_first_step_ends_it_at_once(corpus, tmp_path, number):
-    process = start("train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}")
+    process = Fork(["train", *CONFIG, corpus, f"--workdir={tmp_path / 'run'}"])
     while not (tmp_path / "run" / "config.json").exists():  # from here on it reads text and compiles
         time.sleep(0.02)
     process.send_signal(number)
@@ -147,7 +148,7 @@ def test_signals_at_any_time_of_fresh_and_resumed_runs(unbroken, corpus, tmp_pat
     for _ in range(30):
         if draw.random() < 0.3 or RunFolder(workdir).newest_checkpoint() == 36:
             shutil.rmtree(workdir, ignore_errors=True)
-        running = [start(*arguments)] if processes == 1 else clusters.start(processes, arguments)
+        running = [Fork(arguments)] if processes == 1 else clusters.start(processes, arguments)
         time.sleep(draw.uniform(0.05, 20))  # not before Python itself has started
         number = draw.choice(list(STATUS))
         for each in running:
@@ -155,7 +156,7 @@ def test_signals_at_any_time_of_fresh_and_resumed_runs(unbroken, corpus, tmp_pat
         for index, (status, out, err) in enumerate(clusters.finish(running)):
             assert status == STATUS[number] or (status == 0 and ("finished 36 steps" in out) == (index == 0)), (status, err)
             assert "Traceback" not in err and "Fatal" not in err
-    for status, _, err in clusters.finish([start(*arguments)]):
+    for status, _, err in clusters.finish([Fork(arguments)]):
         assert status == 0, err
     rows, expected = rows_without_timings(workdir), rows_without_timings(unbroken)
     assert [(row["step"], row.get("batch")) for row in rows] == [(row["step"], row.get("batch")) for row in expected]

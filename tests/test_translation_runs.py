@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
-from tests.runs import mhsh, mhsh_here, rows_without_timings, start, wait_for_step
+from tests.forks import Fork
+from tests.runs import mhsh, mhsh_here, rows_without_timings, wait_for_step
 
 CONFIG = [
     "--config=translation:tiny",
-    "--config.data.source=numbers:1500",
-    "--config.data.validation_sentences=20",
+    "--config.data.source=numbers:600",
+    "--config.data.validation_sentences=6",
     "--config.data.sequence_length=32",
     "--config.model.remat_policy=none",
     "--config.train.batch_size=8",
-    "--config.train.num_steps=24",
+    "--config.train.num_steps=12",
     "--config.train.log_interval=1",
-    "--config.train.eval_interval=12",
-    "--config.train.eval_batches=2",
-    "--config.train.checkpoint_interval=6",
+    "--config.train.eval_interval=6",
+    "--config.train.eval_batches=1",
+    "--config.train.checkpoint_interval=3",
     "--config.optimizer.warmup_steps=4",
 ]
 TRAIN = ["train", *CONFIG]
@@ -44,9 +45,9 @@ def test_what_a_run_leaves_behind(unbroken):
     rows = rows_without_timings(workdir)
     train = [row for row in rows if row["split"] == "train"]
     validation = [row for row in rows if row["split"] == "validation"]
-    assert [row["step"] for row in train] == list(range(1, 25))
+    assert [row["step"] for row in train] == list(range(1, 13))
     assert train[-1]["loss"] < train[0]["loss"]
-    assert [row["step"] for row in validation] == [12, 24]
+    assert [row["step"] for row in validation] == [6, 12]
     assert all(0 <= row["exact_match"] <= 1 and row["bleu"] >= 0 for row in validation)
     record = RunFolder(workdir).read_run()
     assert [record["omega"][stack][0] for stack in ("encoder", "decoder")] == [1.0, 1.0]
@@ -57,8 +58,8 @@ def test_what_a_run_leaves_behind(unbroken):
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(unbroken, tmp_path):
     workdir = tmp_path / "stopped"
-    process = start(*TRAIN, f"--workdir={workdir}")
-    wait_for_step(workdir, 7, process)
+    process = Fork([*TRAIN, f"--workdir={workdir}"])
+    wait_for_step(workdir, 4, process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode in (75, 0), (out, err)  # 0: it was at its end already
@@ -72,7 +73,7 @@ def test_eval_and_predict(unbroken, tmp_path):
     done = mhsh("eval", str(workdir))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures["step"] == 24
+    assert figures["step"] == 12
     assert {"loss", "accuracy", "bleu", "chrf", "exact_match"} <= set(figures)
     source, out = tmp_path / "source.en", tmp_path / "out.de"
     source.write_text("seven\n\nnine hundred and twelve\nthe third of March nineteen eighty-seven\n", encoding="utf-8")

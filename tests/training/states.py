@@ -48,16 +48,16 @@ def _starting_alike(config: Config) -> Config:
 
 
 @functools.cache
-def _created(config: Config, shape: Shape, sgd: bool) -> Any:
-    mesh = mesh_of(*shape)
+def _created(config: Config, sgd: bool) -> Any:
+    mesh = mesh_of(*ONE)
     batch = put_batch(random_batch(config, config.train.batch_size), mesh)
     return jax.device_get(create_state(config, build_model(config.model), optimizer_of(config, sgd), mesh, batch))
 
 
 def fresh_state(config: Config, shape: Shape = ONE, *, sgd: bool = False) -> TrainState:
-    """A state that may be donated."""
+    """A state that may be donated. It is made on one device."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_of(config, shape, sgd))
-    return jax.device_put(_created(_starting_alike(config), shape, sgd), shardings)
+    return jax.device_put(_created(_starting_alike(config), sgd), shardings)
 
 
 @functools.cache

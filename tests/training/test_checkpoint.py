@@ -17,19 +17,17 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.training.checkpoints.checkpoint import Checkpoints, StoredCheckpoints
+from mhsh.training.sharding import shardings_of
 from mhsh.training.state import TrainState
 from tests.conftest import ROOT
-from tests.training.states import ONE, abstract_of, fresh_state
-
-
-@jax.jit
-def filled(state: TrainState) -> TrainState:
-    return jax.tree.map(lambda leaf: leaf + 3 if leaf.ndim == 0 else leaf + leaf.size, state)
+from tests.training.states import ONE, abstract_of
 
 
 def fresh(config: Config, shape: tuple[int, int, int] = ONE) -> tuple[TrainState, TrainState]:
-    """A state with no zeros in its moments, and its abstract twin."""
-    return filled(fresh_state(config, shape)), abstract_of(config, shape)
+    """A state of noise, and its abstract twin."""
+    abstract, rng = abstract_of(config, shape), np.random.default_rng(0)
+    noise = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(scale=9, size=leaf.shape), leaf.dtype), abstract)
+    return jax.device_put(noise, shardings_of(abstract)), abstract
 
 
 def stored(folder: Path) -> Checkpoints:
@@ -103,14 +101,14 @@ def test_a_state_changed_after_saving_is_saved_as_it_was(make_config, tmp_path):
 )
 def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, tmp_path, change, message):
     config = make_config("bert", "2l8h")
-    save(tmp_path, 7, fresh_state(config))
-    abstract, other = abstract_of(config), replace(config, model=replace(config.model, **change))
-    save(tmp_path / "other", 7, fresh_state(other))
+    state, abstract = fresh(config)
+    other, abstract_other = fresh(replace(config, model=replace(config.model, **change)))
+    save(tmp_path, 7, state)
+    save(tmp_path / "other", 7, other)
     with pytest.raises(UserError, match="of another model"):  # nothing is filled in
         stored(tmp_path / "other").restore(7, abstract)
-    abstract = abstract_of(other)
     with pytest.raises(UserError, match=message):
-        stored(tmp_path).restore(7, abstract)
+        stored(tmp_path).restore(7, abstract_other)
 
 
 def test_old_steps_go_and_milestones_stay(make_config, tmp_path):

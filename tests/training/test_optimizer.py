@@ -17,89 +17,8 @@ from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_shapes
-from mhsh.training.optimizer import DECAYED_PARAMETERS, build_optimizer, decay_mask, decayed_count, learning_rate, parameter_path
-from mhsh.training.sharding import shardings_of
-from tests.training.states import ONE, fresh_state, optimizer_of
-
-STEPS = 4
-CLOSE = dict(rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def settings(make_config):
-    """settings(name="lamb", num_steps=5): tiny BERT's config, fields of the optimiser replaced."""
-    config = make_config("bert", "2l8h", **{"optimizer.warmup_steps": 2, "train.num_steps": 10, "optimizer.learning_rate": 0.1})
-
-    def make(num_steps=10, **fields):
-        return replace(config, optimizer=replace(config.optimizer, **fields), train=replace(config.train, num_steps=num_steps))
-
-    return make
-
-
-def rate_of(config):
-    """The schedule of a config."""
-    return learning_rate(config.optimizer, config.train)
-
-
-def optimizer_with_rate(config):
-    """The optimizer of a config, whose `update` takes the step in place of its learning rate."""
-    optimizer, rate = build_optimizer(config), rate_of(config)
-
-    def update(updates, state, params=None, *, step, **extra):
-        return optimizer.update(updates, state, params, learning_rate=rate(step), **extra)
-
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
-
-
-SHAPES = {
-    "embeddings": {"token": (16, 8)},
-    "encoder": {
-        "layers": {
-            "attention": {"query_kernel": (4, 8, 2, 3), "query_bias": (4, 2, 3)},
-            "attention_residual": {"omega": (4, 8), "norm": {"scale": (4, 8)}},
-            "feed_forward": {"up_kernel": (4, 8, 6)},
-        }
-    },
-    "prediction": {"kernel": (8, 8), "output_bias": (16,)},
-}
-
-
-@pytest.fixture(scope="module")
-def params():
-    """Some of an Admin model's parameters, four layers stacked, random, their scale growing from
-    layer to layer.
-    """
-    rng = np.random.default_rng(0)
-
-    def leaf(shape):
-        growing = np.arange(1, shape[0] + 1).reshape(-1, *[1] * (len(shape) - 1))
-        return jnp.asarray(0.1 * growing * rng.standard_normal(shape), jnp.float32)
-
-    return jax.tree.map(leaf, SHAPES, is_leaf=lambda shape: isinstance(shape, tuple))
-
-
-def gradients(params, step):
-    """Random gradients of one step."""
-    rng = np.random.default_rng(100 + step)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), jnp.float32), params)
-
-
-def trained(optimizer, params, gradients_of=gradients):
-    """The parameters after STEPS updates."""
-    state = optimizer.init(params)
-    update = jax.jit(optax.with_extra_args_support(optimizer).update)
-    all_gradients = [gradients_of(params, step) for step in range(STEPS)]
-    for step, step_gradients in enumerate(all_gradients):
-        grad_norm = optax.tree.norm(step_gradients)
-        updates, state = update(step_gradients, state, params, step=step, grad_norm=grad_norm)
-        params = optax.apply_updates(params, updates)
-    return params
-
-
-def by_path(tree):
-    """{path: leaf} with paths such as encoder/layers/attention/query_kernel."""
-    return {parameter_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
+from mhsh.training.optimizer import DECAYED_PARAMETERS, decay_mask, decayed_count
+from tests.training.optimizers import CLOSE, by_path, gradients, optimizer_with_rate, rate_of, trained
 
 MASK = functools.partial(decay_mask, "admin")
 
@@ -196,7 +115,8 @@ def test_completep_scales_the_layers_epsilon_and_rate(settings, without_omega, e
 def test_completep_at_its_own_depth_is_plain(settings, without_omega):
     base = settings()
     ours = optimizer_with_rate(replace(base, model=replace(base.model, residual="completep")))
-    jax.tree.map(np.testing.assert_array_equal, trained(ours, without_omega), trained(optimizer_with_rate(base), without_omega))
+    plain = trained(optimizer_with_rate(base), without_omega)
+    assert jax.tree.all(jax.tree.map(np.array_equal, trained(ours, without_omega), plain))
 
 
 # The schedule.
@@ -332,99 +252,6 @@ def test_one_layer_does_not_feel_another(settings, params, name):
     others = np.array([0, 1, 3])
     np.testing.assert_allclose(changed[others], plain[others], **CLOSE)
     assert not np.allclose(changed[2], plain[2])
-
-
-# Muon.
-
-MUON_SHAPES = {
-    "embeddings": {"token": (16, 8)},
-    "encoder": {
-        "layers": {
-            "attention": {"key_kernel": (3, 8, 2, 3), "query_bias": (3, 2, 3), "out_kernel": (3, 2, 3, 8)},
-            "feed_forward": {"up_kernel": (3, 8, 12), "down_kernel": (3, 12, 8)},
-        }
-    },
-    "prediction": {"kernel": (8, 8)},
-}
-
-
-def newton_schulz(momentum):
-    """Five iterations on one matrix, with the coefficients of the post that the docstring names."""
-    x = momentum / np.linalg.norm(momentum)
-    for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return 0.2 * np.sqrt(max(x.shape)) * x
-
-
-def one_matrix(path, layer, heads):
-    """[(index of a matrix in one layer's kernel, how it is made 2-D)], a matrix at a time."""
-    count = layer.shape[1] if path.endswith("key_kernel") else layer.shape[0]
-    if not path.endswith(("key_kernel", "out_kernel")):
-        return [((), layer.shape)]
-    if heads == "joined":
-        return [((), (8, 6) if path.endswith("key_kernel") else (6, 8))]
-    return [((slice(None), head) if path.endswith("key_kernel") else (head,), None) for head in range(count)]
-
-
-@pytest.mark.parametrize("heads", ["joined", "each"])
-def test_muon_is_a_loop_over_matrices(settings, heads):
-    """Kernels of layers: Nesterov momentum, orthogonalised a matrix at a time, in numpy. All else:
-    optax's AdamW.
-    """
-    rng = np.random.default_rng(3)
-    drawn = jax.tree.map(rng.standard_normal, MUON_SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
-    params = jax.tree.map(jnp.float32, drawn)
-    config = settings(name="muon", muon_heads=heads, weight_decay=0.3, clip_norm=0.0, momentum=0.9)
-    rate = rate_of(config)
-    after = by_path(trained(optimizer_with_rate(config), params))
-    mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
-    adam = optax.adamw(rate, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
-    plain = trained(adam, by_path(params), lambda _, step: by_path(gradients(params, step)))
-    for path, leaf in by_path(params).items():
-        if "layers" not in path or path.endswith("bias"):
-            np.testing.assert_allclose(after[path], plain[path], **CLOSE, err_msg=path)
-            continue
-        for number, layer in enumerate(np.asarray(leaf, np.float64)):
-            for index, shape in one_matrix(path, layer, heads):
-                weights, momentum = layer[index], 0.0
-                for step in range(STEPS):
-                    gradient = np.asarray(by_path(gradients(params, step))[path][number], np.float64)[index]
-                    momentum = 0.9 * momentum + 0.1 * gradient
-                    # Both are divided by what the weights of an average from zero add up to.
-                    ahead = 0.9 * momentum / (1 - 0.9 ** (step + 2)) + 0.1 * gradient / (1 - 0.9 ** (step + 1))
-                    update = newton_schulz(ahead.reshape(shape or ahead.shape)).reshape(ahead.shape)
-                    weights = weights - float(rate(step)) * (update + 0.3 * weights)
-                np.testing.assert_allclose(after[path][number][index], weights, rtol=2e-4, atol=2e-5, err_msg=path)
-
-
-def test_muons_updates_are_nearly_orthogonal_and_as_large_as_adams(settings, params):
-    config = settings(name="muon", weight_decay=0.0, learning_rate=1.0, warmup_steps=0, schedule="constant")
-    optimizer = optimizer_with_rate(config)
-    first = gradients(params, 0)
-    updates, _ = optimizer.update(first, optimizer.init(params), params, step=0, grad_norm=optax.tree.norm(first))
-    for layer in updates["encoder"]["layers"]["feed_forward"]["up_kernel"]:
-        singular = np.linalg.svd(layer / (0.2 * np.sqrt(8)), compute_uv=False)
-        assert ((singular > 0.6) & (singular < 1.3)).all(), singular
-        assert 0.12 < float(jnp.sqrt(jnp.mean(layer**2))) < 0.28
-
-
-@pytest.mark.parametrize("heads", ["joined", "each"])
-@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)])
-def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):
-    config = make_config("bert", "2l8h", **{"optimizer.name": "muon", "optimizer.muon_heads": heads})
-    optimizer, updated = optimizer_of(config), []
-    for mesh_shape in (ONE, shape):
-        state = fresh_state(config, mesh_shape)
-
-        def update(state):
-            updates = jax.tree.map(jnp.sin, state.params)
-            figures = {"learning_rate": rate_of(config)(3), "grad_norm": optax.tree.norm(updates)}
-            return optimizer.update(updates, state.opt_state, state.params, **figures)
-
-        shardings = shardings_of(state.params), shardings_of(state.opt_state)
-        updated.append(jax.jit(update, out_shardings=shardings)(state)[0])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-8), *updated)
 
 
 # Clipping.

@@ -112,6 +112,14 @@ def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant
     assert_close(actual, expected, 1e-5)
 
 
+def test_a_fresh_state_is_the_same_on_every_mesh(make_config):
+    config, mesh = make_config("bert", "2l8h"), mesh_of(2, 2, 2)
+    batch = put_batch(random_batch(config, config.train.batch_size), mesh)
+    state = create_state(config, build_model(config.model), optimizer_of(config), mesh, batch)
+    assert shardings_of(state) == shardings_of(abstract_of(config, (2, 2, 2)))
+    assert_close(state, fresh_state(config), 1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("task", "variant"), [("bert", "16l1h"), ("translation", "tiny"), ("gpt", "6l4h_gqa")])
 def test_a_gpu_trains_as_a_cpu_does(make_config, task, variant):

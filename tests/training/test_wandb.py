@@ -19,7 +19,8 @@ from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training import trackers
 from tests.conftest import ROOT, MakeConfig
-from tests.runs import CONFIG, mhsh, start, wait_for_step
+from tests.forks import Fork
+from tests.runs import CONFIG, mhsh, wait_for_step
 from tests.training.wandb_server import WandbServer, client_variables, expected_lines, lines_of, only_run, wandb_server
 
 # One process of a run, without the training: as in training, rows go to metrics.jsonl first. A
@@ -153,13 +154,13 @@ def test_a_stopped_and_killed_run_is_one_run(
         monkeypatch.setenv(name, value)
     workdir, intervals = tmp_path / "run", ["--config.train.log_interval=1", "--config.train.eval_interval=9"]
     arguments = ["train", *CONFIG, corpus, *intervals, "--config.train.tracker=wandb", f"--workdir={workdir}"]
-    stopped = start(*arguments)
+    stopped = Fork(arguments)
     wait_for_step(workdir, 3, stopped)
     stopped.send_signal(signal.SIGTERM)
     assert "state saved" in stopped.communicate()[0] and stopped.returncode == os.EX_TEMPFAIL
     run = only_run(server, RunFolder(workdir))
     assert run.exit_code == 0 and lines_of(run) == expected_lines(RunFolder(workdir))
-    killed = start(*arguments)
+    killed = Fork(arguments)
     wait_for_step(workdir, 14, killed)
     killed.kill()
     killed.communicate()

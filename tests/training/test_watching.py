@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 from etils import epath
@@ -14,6 +12,7 @@ from mhsh.storage.run_folder import RunFolder
 from mhsh.training import watching
 from mhsh.training.sharding import put_batch
 from mhsh.training.watching import PHASES, Clock, Profiler, Watchdog
+from tests.forks import Fork
 from tests.training.batches import random_batch
 from tests.training.states import ONE, fresh_state, mesh_of, train_step_of
 
@@ -142,9 +141,8 @@ LIVES = {
 
 def test_a_process_that_hangs_ends_with_its_stacks_and_one_that_works_goes_on():
     """All at once, for most of their time is waiting."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     codes = {name: WATCHED.format(seconds=seconds, body=body) for name, (seconds, body) in (HANGS | LIVES).items()}
-    processes = {name: subprocess.Popen([sys.executable, "-c", code], **pipes) for name, code in codes.items()}
+    processes = {name: Fork(["-c", code]) for name, code in codes.items()}
     for name, process in processes.items():
         out, err = process.communicate(timeout=60)
         if name in LIVES:

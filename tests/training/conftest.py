@@ -1,0 +1,5 @@
+"""Fixtures of the tests of training."""
+
+from tests.training.optimizers import params, settings
+
+__all__ = ["params", "settings"]  # fixtures
