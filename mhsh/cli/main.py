@@ -24,6 +24,7 @@ COMMANDS = {
         "quickstart": "train a small comparison and write its report",
         "train": "train a config into a run folder, or resume the run in it",
         "sweep": "train a config at every combination of some fields' values",
+        "work": "train a sweep's cells, beside workers on any machines",
         "finetune": "train a pre-trained run's model on a task, with several seeds",
         "prepare": "turn sentence pairs or documents into packed rows on disk",
     },

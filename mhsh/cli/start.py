@@ -11,7 +11,7 @@ from mhsh.cli.streams import replace_missing_characters
 
 VARIABLE = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"  # glibc 2.35 and newer: malloc asks for transparent huge pages; elsewhere it says nothing
-TRAINING = ("train", "finetune", "quickstart")
+TRAINING = ("train", "work", "finetune", "quickstart")
 # These commands allocate a fresh gigabyte in every step.
 COMPUTING = (*TRAINING, "eval", "bench", "probe")
 

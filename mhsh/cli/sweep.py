@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -19,17 +20,21 @@ from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Changed, ChangedFlag, Count, WorkdirFlag
-from mhsh.config.entries import named_entries, with_flags
+from mhsh.cli.work import Needed
+from mhsh.config.entries import files_of, named_entries, with_flags
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
+from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
-from mhsh.storage.questions import exists
-from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, families, fields_of, parents, parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Choosing, Plan, SweepFolder
+from mhsh.storage.bucket import is_remote
+from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
+from mhsh.sweep.folder import ENDED, FAILED, FINISHED, RUNNING, CellState, Choosing, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
+from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
 from mhsh.verdict.tuning import field_of, tune, values_to_add
+
+_SECONDS_BETWEEN_LOOKS = {False: 0.3, True: 10.0}  # on a disk; in a bucket
 
 EXAMPLES = (
     "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
@@ -39,86 +44,148 @@ EXAMPLES = (
 
 def run(
     *,
-    config: ChangedFlag,
+    config: ChangedFlag | None = None,
     workdir: WorkdirFlag,
     axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
-    dry_run: bool = False,
-    parallel: Count = 1,
-    cells: str = "1/1",
-    retry: bool = False,
+    sample: Count | None = None,
+    add_seeds: Count | None = None,
     over: str | None = None,
     choosing_seeds: int | None = None,
     refine: bool = False,
+    dry_run: bool = False,
+    parallel: Annotated[int, Parameter(validator=Number(gte=0))] = 1,
+    retry: bool = False,
 ) -> int:
-    """Trains a config at every combination of some fields' values, and writes a report.
+    """Plans a config at every combination of some fields' values, trains it, and writes a report.
 
-    Prints the plan first. The same command goes on where it was stopped. The exit status is 2 where
-    a cell has failed, and 75 where a cell was stopped, runs elsewhere, or waits for other hosts.
+    Prints the plan first. The same command goes on where it was stopped, and so does mhsh work on
+    any machine; a sweep with a plan needs no --config and no --axes. The exit status is 2 where a
+    cell has failed, and 75 where some have not ended.
 
     Args:
-      workdir: the sweep's folder
+      workdir: the sweep's folder, also in a bucket
       axes: a field and its values, NAME=VALUE,...: heads_per_layer=8,4,2,1 seed=0,1,2
         lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18. budget=100,1000 trains so many
-        steps; with the wsd schedule a longer run begins where the decay of the shorter one does
-      dry_run: print the plan and what it costs, and stop
-      parallel: cells at once, which share the cores
-      cells: I/N, every N-th cell from the I-th on: this host's share
-      retry: try failed cells again
+        steps; with the wsd schedule a longer run begins where the decay of the shorter one does.
+        Values that the plan lacks are added to it
+      sample: draw so many values of the axis that is given as LOW..HIGH, evenly in the logarithm
+      add_seeds: add so many seeds to the plan
       over: train all values of this axis only on the choosing seeds, and the other seeds at each
         setting's best value
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
       refine: with --over, add values around the best until the grid hides little
+      dry_run: print the plan and what it costs, and stop
+      parallel: workers on this machine, which share the cores; 0: the plan alone
+      retry: try failed cells again
 
     Raises:
       UserError: an axis or a cell is wrong, or the folder holds something else.
     """
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
-    first, every = _share(cells)
-    if refine and (over is None or every > 1):
-        raise UserError("--refine goes with --over, and on one host: without --cells")
-    parsed = parse_axes(axes, config.fields)  # fields as the config file has them, before heads are regrouped
-    _check_apart(parsed, config)
     import jax
 
-    from mhsh.sweep.run import run_cells
-
-    # The plan only looks at shapes; an accelerator is for the cells, and two processes cannot
+    # The plan only looks at shapes; an accelerator is for the workers, and two processes cannot
     # always have it.
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
-    if refine:
-        parsed = _with_values_of(folder, parsed, over)
-    choosing = Choosing(over, choosing_seeds) if over is not None else None
-    plan = make_plan(parsed, config.fields, choosing)
+    plan = _plan(folder, config, axes, sample, add_seeds, over, choosing_seeds)
+    if refine and plan.choosing is None:
+        raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
-    if over is not None:
-        choices = tune(planned_experiment(plan), over, choosing_seeds).choices
-        print(f"{sum(len(choice.choosing) for choice in choices)} of them choose {over}; the other seeds run at the chosen values")
+    if plan.choosing is not None:
+        choices = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds).choices
+        trials = sum(len(choice.choosing) for choice in choices)
+        print(f"{trials} of them choose {plan.choosing.over}; the other seeds run at the chosen values")
     if dry_run:
         return 0
-    stopped_by = None
+    command = f"--add-seeds={add_seeds}" if add_seeds else "the plan"
     while True:
-        folder.open_for(plan)
-        share = [cell for family in families(plan.cells)[first - 1 :: every] for cell in family]
-        states = (STOPPED, WAITING, FAILED) if retry else (STOPPED, WAITING)
-        for title, names in _stages(folder, plan, over, choosing_seeds):
-            needed = _with_parents(plan, names)
-            part = [cell for cell in share if cell.name in needed]
-            due = [cell for cell in part if folder.state(cell.name).kind in states]
-            of = f" here (share {cells} of {len(plan.cells)})" if every > 1 else ""
-            print(f"{title}{len(due)} of {len(part)} cells to run{of}", flush=True)
-            stopped_by = run_cells(folder, due, parallel, _say_begun, _Progress(folder, due, parallel).say_ended)
-            if stopped_by is not None:
-                break
-        added = _values_to_add(folder, over, choosing_seeds) if refine and over and stopped_by is None else []
-        if not added:
+        folder.open_for(plan, command)
+        if retry:
+            folder.forget_failures()
+        stopped_by, progress = _run_workers(folder, plan, parallel)
+        refined = _refined(folder, plan) if refine and stopped_by is None and not progress.left else None
+        if refined is None:
             break
-        print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
-        parsed = _with_values(parsed, over, added)
-        plan = make_plan(parsed, config.fields, choosing)
-    _write_report(folder, over, choosing_seeds)
-    return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, share, over, choosing_seeds)
+        plan, command, retry = refined, "--refine", False
+    again = _again(folder, plan)
+    if not parallel:
+        print(f"next: mhsh work {again}, on as many machines as you like")
+        return 0
+    _write_report(folder, again)
+    return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress, again)
+
+
+def _plan(
+    folder: SweepFolder,
+    config: Changed | None,
+    texts: Sequence[str],
+    sample: int | None,
+    add_seeds: int | None,
+    over: str | None,
+    choosing_seeds: int | None,
+) -> Plan:
+    """What the folder's plan becomes: what it is, and what the command adds."""
+    held = folder.read_plan() if folder.has_plan() else None
+    fields = config.fields if config is not None else held.fields if held is not None else {}
+    if not fields:
+        raise UserError(
+            f"mhsh sweep needs --config={CONFIG}, such as --config=study:base, or a --workdir whose plan holds one; {LIST}"
+        )
+    axes = parse_axes(texts, fields, sample) if texts or held is None else held.axes  # before heads are regrouped
+    if config is not None:
+        _check_apart(axes, config)
+    if held is not None and {axis.path for axis in held.axes} == {axis.path for axis in axes}:
+        for axis in axes:
+            held = replace(held, axes=_with_values(held.axes, axis.path, axis.values))
+        axes = held.axes
+    if add_seeds and not _is_adding(folder, held, add_seeds):
+        axes = _with_seeds(axes, add_seeds)
+    planned = held.choosing if held is not None else None
+    if over is None or (planned is not None and over == planned.over and choosing_seeds is None):
+        return make_plan(axes, fields, planned)
+    plan = make_plan(axes, fields)
+    # As a number, so that seeds that are added later do not choose.
+    return replace(plan, choosing=Choosing(over, choosing_seeds or _replicates(plan) // 2 or None))
+
+
+def _replicates(plan: Plan) -> int:
+    return len({(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells})
+
+
+def _is_adding(folder: SweepFolder, held: Plan | None, add_seeds: int) -> bool:
+    """Whether the last command added as many, and not all cells have ended: it goes on."""
+    if held is None or not held.history or held.history[-1].command != f"--add-seeds={add_seeds}":
+        return False
+    return any(folder.outcome(cell.name).kind not in ENDED for cell in held.cells)
+
+
+def _with_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
+    seeds = [axis for axis in axes if axis.path in SEEDS]
+    if len(seeds) != 1:
+        raise UserError("--add-seeds is for a sweep with one axis of seeds; name it, as in --axes seed=0,1,2")
+    last = max(int(value) for value in seeds[0].values)
+    return _with_values(axes, seeds[0].path, range(last + 1, last + 1 + count))
+
+
+def _run_workers(folder: SweepFolder, plan: Plan, parallel: int) -> tuple[int | None, _Progress]:
+    """The signal that stopped the workers, and what has become of the cells."""
+    from mhsh.sweep.local import run_workers
+
+    progress = _Progress(folder, plan)
+    if not parallel:
+        progress.look()
+        return None, progress
+    print(f"{len(progress.left)} of {len(progress.needed)} cells to run", flush=True)
+    if not progress.left:
+        return None, progress
+    files = sorted({path for cell in plan.cells for path in files_of(cell.config)})
+    stopped_by, lines = run_workers(folder, parallel, files, progress.look)
+    progress.look(at_once=True)
+    for line in lines:
+        print(line)
+    return stopped_by, progress
 
 
 def _check_apart(axes: Sequence[Axis], config: Changed) -> None:
@@ -130,82 +197,60 @@ def _check_apart(axes: Sequence[Axis], config: Changed) -> None:
             raise UserError(f"--config.{path} and --axes {swept[path]}=... set the same field; leave one of them away")
 
 
-def _write_report(folder: SweepFolder, over: str | None, choosing_seeds: int | None) -> None:
+def _again(folder: SweepFolder, plan: Plan) -> str:
+    """The sweep, and what another command needs for its users' files."""
+    files = with_flags([entry for cell in plan.cells for entry in named_entries(cell.config)])
+    return f"{shlex.quote(str(folder.path))}{files}"
+
+
+def _write_report(folder: SweepFolder, again: str) -> None:
+    if is_remote(folder.path):
+        return
     try:
-        write_report(Question([str(folder.path)], over=over, choosing_seeds=choosing_seeds), folder.path / "report.html")
+        write_report(Question([str(folder.path)]), Path(folder.path) / "report.html")
     except UserError as error:
         print(f"No report yet: {error}")
 
 
-def _exit_status(folder: SweepFolder, share: Sequence[Cell], over: str | None, choosing_seeds: int | None) -> int:
-    """Of a host whose share of the cells has run; says what is left to do."""
-    states = Counter(folder.state(cell.name).kind for cell in share)
-    if states[FAILED]:
-        print(f"{states[FAILED]} cells have failed; --retry tries them again")
+def _exit_status(folder: SweepFolder, progress: _Progress, again: str) -> int:
+    """Says what is left to do."""
+    failed = [name for name, state in progress.ended.items() if state.kind == FAILED]
+    if failed:
+        print(f"{len(failed)} cells have failed; --retry tries them again")
         return 2
-    if over is not None and not all(choice.is_final for choice in _tuned(folder, over, choosing_seeds).choices):
-        print(
-            f"Some settings have no {over} yet: cells that choose it are other hosts'. Run the same command when those have ended"
-        )
+    if progress.left:
+        print(f"{len(progress.left)} cells have not ended; run the same command again")
         return os.EX_TEMPFAIL
-    if states[STOPPED] or states[RUNNING]:
-        return os.EX_TEMPFAIL
-    files = with_flags([entry for cell in share for entry in named_entries(cell.config)])
-    again = f"mhsh compare {shlex.quote(str(folder.path))}{files}"
-    print(f"next: {again} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
+    print(f"next: mhsh compare {again} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
     return 0
 
 
-def _tuned(folder: SweepFolder, over: str, choosing_seeds: int | None) -> Experiment:
-    return tune(load_experiment([folder.path]), over, choosing_seeds)
-
-
-def _stages(folder: SweepFolder, plan: Plan, over: str | None, choosing_seeds: int | None) -> Iterator[tuple[str, Collection[str]]]:
-    """What is said of each stage, and the names of its cells. With `over` these are the choosing
-    cells, and when they have run the reporting cells of the groups whose value is chosen.
-    """
-    if over is None:
-        yield "", [cell.name for cell in plan.cells]
-        return
-    choices = tune(planned_experiment(plan), over, choosing_seeds).choices
-    yield f"Choosing {over}: ", [name for choice in choices for name in choice.choosing]
-    tuned = _tuned(folder, over, choosing_seeds)
-    chosen = [(group, group.choice) for group in tuned.groups if group.choice and group.choice.is_final]
-    for group, choice in chosen:
-        print(f"  {group.name}: {'no value trains' if choice.optimum is None else f'{choice.optimum.rate:g}'}")
-    reporting = [member.name for group, choice in chosen if choice.optimum is not None for member in group.members]
-    yield f"Reporting at each shape's best {over}: ", reporting
-
-
-def _with_parents(plan: Plan, names: Collection[str]) -> set[str]:
-    """The cells of these names, and those whose first steps they have."""
-    shorter, needed = parents(plan.cells), set(names)
-    while missing := {shorter[name].name for name in needed if name in shorter} - needed:
-        needed |= missing
-    return needed
-
-
-def _values_to_add(folder: SweepFolder, over: str, choosing_seeds: int | None) -> list[float]:
-    tuned = _tuned(folder, over, choosing_seeds)
+def _refined(folder: SweepFolder, plan: Plan) -> Plan | None:
+    """The plan with the values that are to be tried next; None: there are none."""
+    if plan.choosing is None:
+        return None
+    over = plan.choosing.over
+    tuned = tune(load_experiment([str(folder.path)]), over, plan.choosing.seeds)
     # Without the choices these intervals hold the noise alone, not what the grid hides.
     untuned = replace(tuned, groups=tuple(replace(group, choice=None) for group in tuned.groups))
     differences = [finding.difference for finding in compare(untuned).findings if finding is not None]
     half_widths = [(each.high - each.low) / 2 for each in differences if each is not None and each.has_interval]
-    return values_to_add(min(half_widths, default=0.0), tuned.choices)
+    added = values_to_add(min(half_widths, default=0.0), tuned.choices)
+    if not added:
+        return None
+    print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
+    return make_plan(_with_values(plan.axes, field_of(over), added), plan.fields, plan.choosing)
 
 
-def _with_values(axes: Sequence[Axis], over: str | None, values: Sequence[float]) -> tuple[Axis, ...]:
-    """The axes with more values of `over`."""
-    path = field_of(over or "")
-    return tuple(Axis(axis.path, tuple(sorted({*axis.values, *values}))) if axis.path == path else axis for axis in axes)
+def _with_values(axes: Sequence[Axis], path: str, values: Iterable[Value]) -> tuple[Axis, ...]:
+    """The axes with more values of one of them; numbers stay in order."""
 
+    def grown(axis: Axis) -> Axis:
+        every = tuple(dict.fromkeys((*axis.values, *values)))
+        numbers = [value for value in axis.values if not isinstance(value, str)]
+        return Axis(path, tuple(sorted(every)) if len(numbers) > 1 and numbers == sorted(numbers) else every)
 
-def _with_values_of(folder: SweepFolder, axes: Sequence[Axis], over: str | None) -> tuple[Axis, ...]:
-    """The axes with the values of `over` that an earlier refinement has added."""
-    if not exists(folder.path / "plan.json"):
-        return tuple(axes)
-    values = [value for axis in folder.read_plan().axes if axis.path == field_of(over or "") for value in axis.values]
-    return _with_values(axes, over, [value for value in values if isinstance(value, int | float)])
+    return tuple(grown(axis) if axis.path == path else axis for axis in axes)
 
 
 def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Choosing | None = None) -> Plan:
@@ -214,7 +259,8 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Choosin
 
     cells = cells_of(axes, fields, lambda config: run_cost(config)._asdict())
     shorter = parents(cells)
-    return Plan(tuple(axes), tuple(_without_copied_steps(cell, shorter.get(cell.name)) for cell in cells), choosing)
+    priced = tuple(_without_copied_steps(cell, shorter.get(cell.name)) for cell in cells)
+    return Plan(tuple(axes), priced, choosing, {section: dict(values) for section, values in fields.items()})
 
 
 def _without_copied_steps(cell: Cell, parent: Cell | None) -> Cell:
@@ -251,38 +297,55 @@ def _sums(cells: Sequence[Cell]) -> list[str]:
     return [text.count(sum(cell.cost[name] for cell in cells)) for name in ("tokens", "flops")]
 
 
-def _share(cells: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", cells)
-    if match is None or int(match[2]) == 0 or int(match[1]) > int(match[2]):
-        raise UserError(f"--cells={cells} must be I/N, with I from 1 to N: host I of N")
-    return int(match[1]) or int(match[2]), int(match[2])
-
-
-def _say_begun(cell: Cell) -> None:
-    print(f"  {cell.name} ...", flush=True)
-
-
 class _Progress:
-    """Says of each cell, when it has ended, which of how many it is, its result, and how long the
-    others take by their FLOPs.
+    """What has become of the cells of a sweep, said when it changes: which of how many it is, its
+    result, and how long the others take by their FLOPs.
     """
 
-    def __init__(self, folder: SweepFolder, cells: Sequence[Cell], parallel: int) -> None:
-        self._folder, self._parallel = folder, parallel
-        self._number, self._of = 0, len(cells)
-        self._left = {cell.name: cell.cost["flops"] for cell in cells}
-        self._seconds = self._flops = 0.0  # of the cells that are finished
+    def __init__(self, folder: SweepFolder, plan: Plan) -> None:
+        self._folder, self._plan, self._needed = folder, plan, Needed(folder)
+        self._costs = {cell.name: cell.cost["flops"] for cell in plan.cells}
+        self._seen: dict[str, str] = {}
+        self._begun, self._next, self._flops = time.monotonic(), 0.0, 0.0
+        self.ended: dict[str, CellState] = {}
+        self._update(said=False)
 
-    def say_ended(self, cell: Cell, state: CellState, seconds: float) -> None:
-        self._number += 1
-        flops = self._left.pop(cell.name)
-        words = {RUNNING: "runs in another process", GAVE_UP: "diverged"}.get(state.kind, state.kind)
+    @property
+    def needed(self) -> list[str]:
+        return self._needed(self._plan, self.ended)
+
+    @property
+    def left(self) -> list[str]:
+        return [name for name in self.needed if name not in self.ended]
+
+    def look(self, at_once: bool = False) -> None:
+        """Says what is new, each look at all cells a while after the one before."""
+        if at_once or time.monotonic() >= self._next:
+            began = time.monotonic()
+            self._update(said=True)
+            took = time.monotonic() - began
+            self._next = began + max(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)], 10 * took)
+
+    def _update(self, said: bool) -> None:
+        for name in self.left:
+            state = self._folder.state(name)
+            if state.kind in ENDED:
+                self.ended[name] = state
+                self._flops += self._costs[name] if said else 0.0
+                if said:
+                    self._say_ended(name, state)
+            elif state.kind == RUNNING and self._seen.get(name) != RUNNING and said:
+                print(f"  {name} ...", flush=True)
+            self._seen[name] = state.kind
+
+    def _say_ended(self, name: str, state: CellState) -> None:
+        words = state.kind
         if state.kind == FINISHED:
-            self._seconds, self._flops = self._seconds + seconds, self._flops + flops
-            _, losses = self._folder.run_folder(cell.name).read_metrics().series("validation", "step", "loss")
+            _, losses = self._folder.run_folder(name).read_metrics().series("validation", "step", "loss")
             words += f", validation loss {text.format_loss(losses[-1])}" if len(losses) else ""
-        took = text.duration(seconds)
-        if self._left and self._flops:
-            took += f"; about {text.duration(self._seconds / self._flops * sum(self._left.values()) / self._parallel)} left"
+        left = sum(self._costs[other] for other in self.left)
+        took = text.duration(elapsed := time.monotonic() - self._begun)
+        if left and self._flops:
+            took += f"; about {text.duration(elapsed / self._flops * left)} left"
         reason = f", {state.reason}" if state.reason else ""
-        print(f"  [{self._number}/{self._of}] {cell.name}: {words}{reason} ({took})", flush=True)
+        print(f"  [{len(self.ended)}/{len(self.needed)}] {name}: {words}{reason} ({took})", flush=True)

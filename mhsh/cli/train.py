@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -67,7 +67,7 @@ def run(
     Raises:
       UserError: there is no config, or it, its data or the folder cannot be used.
     """
-    _check_processes(coordinator, num_processes, process_id)
+    cluster = joined(distributed, coordinator, num_processes, process_id)
     config = given.config or _config_in(workdir, given.changes)
     folder = RunFolder(workdir)
     folder.check_takes(config)
@@ -78,12 +78,8 @@ def run(
             print(said, flush=True)
     import jax
 
-    from mhsh.cluster.join import join
     from mhsh.training.loop import train
 
-    cluster: AbstractContextManager[object] = nullcontext()
-    if distributed or coordinator is not None:
-        cluster = join(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
     with cluster:
         is_first = jax.process_index() == 0  # of a run of several processes only the first one prints
         if is_first and distributed:
@@ -97,16 +93,32 @@ def run(
     return 0
 
 
-def _check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Raises UserError unless all three are given, and fit together, or none is."""
+@contextmanager
+def _cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Iterator[None]:
+    from mhsh.cluster.join import join
+
+    with join(coordinator=coordinator, num_processes=num_processes, process_id=process_id):
+        yield
+
+
+def joined(
+    distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> AbstractContextManager[None]:
+    """Joins the processes that these flags name, inside the `with`; this one alone where they name
+    none.
+
+    Raises:
+      UserError: the last three are not given together, or do not fit together.
+    """
     if coordinator is None and num_processes is None and process_id is None:
-        return
+        return _cluster(None, None, None) if distributed else nullcontext()
     if coordinator is None or num_processes is None or process_id is None:
         raise UserError("give --coordinator=HOST:PORT, --num-processes=N and --process-id=I together, on each process")
     if not coordinator.rpartition(":")[2].isdecimal():
         raise UserError(f"--coordinator={coordinator} has no port; give HOST:PORT of process 0")
     if not 0 <= process_id < num_processes:
         raise UserError(f"--process-id={process_id} with --num-processes={num_processes}: ids go from 0 to N - 1")
+    return _cluster(coordinator, num_processes, process_id)
 
 
 def first_line(config: Config, folder: RunFolder) -> str:

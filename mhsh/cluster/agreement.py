@@ -19,6 +19,18 @@ BARRIER_TIMEOUT_SECONDS = 3600  # between the first and the last process to arri
 # asked process has begun it, which is after its announcement.
 STEPS_TO_STOP = 3
 
+_runs = 0  # that this process has begun
+
+
+def begin_run() -> None:
+    """From here on names are those of another run. Every process calls it before each run."""
+    global _runs  # noqa: PLW0603 (the coordination service knows each name once, and lives as long as the process)
+    _runs += 1
+
+
+def _key(name: str) -> str:
+    return f"mhsh/{_runs}/{name}"
+
 
 def preflight(facts: Mapping[str, str]) -> None:
     """Compares the facts of all processes with those of process 0: config, code, data, devices.
@@ -54,11 +66,11 @@ def same_everywhere(name: str, value: str) -> bool:
 def _reports(name: str, value: str) -> list[str]:
     """What each process says under this name; this one says `value`."""
     client = multihost.get_jax_distributed_client()
-    client.key_value_set(f"mhsh/{name}/{jax.process_index()}", value)
+    client.key_value_set(f"{_key(name)}/{jax.process_index()}", value)
     reports = []
     for process in range(jax.process_count()):
         try:
-            reports.append(client.blocking_key_value_get(f"mhsh/{name}/{process}", REPORT_TIMEOUT_SECONDS * 1000))
+            reports.append(client.blocking_key_value_get(f"{_key(name)}/{process}", REPORT_TIMEOUT_SECONDS * 1000))
         except Exception as error:  # jaxlib has no public class for this
             raise UserError(f"process {process} has not reported within {REPORT_TIMEOUT_SECONDS} s; look at its log") from error
     return reports
@@ -67,6 +79,20 @@ def _reports(name: str, value: str) -> list[str]:
 def agreed(decided: bool) -> bool:
     """What process 0 has decided; every process must call it."""
     return bool(multihost_utils.broadcast_one_to_all(np.int32(decided)))
+
+
+def told(name: str, message: str = "") -> str:
+    """What process 0 says; the others wait as long as it takes. Each name is used once."""
+    client, key = multihost.get_jax_distributed_client(), _key(name)
+    if jax.process_index() == 0:
+        client.key_value_set(key, message)
+        return message
+    while True:
+        try:
+            return client.blocking_key_value_get(key, REPORT_TIMEOUT_SECONDS * 1000)
+        except Exception as error:  # jaxlib has no public class for this
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
 
 
 def wait_for_all(name: str) -> None:
@@ -78,9 +104,18 @@ def wait_for_all(name: str) -> None:
     if jax.process_count() == 1:
         return
     try:
-        multihost.get_jax_distributed_client().wait_at_barrier(f"mhsh/{name}", BARRIER_TIMEOUT_SECONDS * 1000)
+        multihost.get_jax_distributed_client().wait_at_barrier(_key(name), BARRIER_TIMEOUT_SECONDS * 1000)
     except Exception as error:  # jaxlib has no public class for this
         raise UserError(f"not all processes have reached {name!r}; look at the logs of the others") from error
+
+
+def heard_anywhere(number: int | None) -> int | None:
+    """The signal that some process has heard during the run, this one `number`; None: none has.
+    Every process calls it after the run.
+    """
+    if jax.process_count() == 1:
+        return number
+    return max(int(heard) for heard in _reports("heard", str(number or 0))) or None
 
 
 class StopAgreement:
@@ -102,12 +137,12 @@ class StopAgreement:
             self._announced = True
             announced = f"{step + STEPS_TO_STOP} {requested}"
             try:
-                self._client.key_value_set("mhsh/stop", announced)
+                self._client.key_value_set(_key("stop"), announced)
             except Exception as error:  # the first announcement counts; jaxlib has no public class
                 if "ALREADY_EXISTS" not in str(error):
                     raise
         try:
-            agreed = self._client.key_value_try_get("mhsh/stop")
+            agreed = self._client.key_value_try_get(_key("stop"))
         except Exception as error:
             if "NOT_FOUND" not in str(error):
                 raise

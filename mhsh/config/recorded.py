@@ -36,10 +36,8 @@ def from_record(record: Mapping[str, Any], where: str) -> Config:
         value that mhsh no longer knows.
     """
     version = check_version(record, where)
-    fields = {name: dict(value) if isinstance(value, Mapping) else value for name, value in record.items() if name not in WRITER}
     try:
-        _apply_changes(fields, version)
-        filled = _fill(fields, version)
+        fields, filled = current_fields(record, version)
         config = from_dict(fields)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
@@ -48,6 +46,17 @@ def from_record(record: Mapping[str, Any], where: str) -> Config:
         _said.add(said)
         print(f"mhsh: {where} is of {said}, which holds for it and all others of that schema", file=sys.stderr)
     return config
+
+
+def current_fields(record: Mapping[str, Any], version: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sections that schema `version` recorded as they are today; and what was filled in, by path.
+
+    Raises:
+      UserError: a field that is gone today has a value that mhsh no longer knows.
+    """
+    fields = {name: dict(value) if isinstance(value, Mapping) else value for name, value in record.items() if name not in WRITER}
+    _apply_changes(fields, version)
+    return fields, _fill(fields, version)
 
 
 def check_version(record: Mapping[str, Any], where: str) -> int:

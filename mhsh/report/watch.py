@@ -68,7 +68,9 @@ class Watched:
                 return self._newest
             # Taken before reading, so that a row written meanwhile counts as a change.
             paths, refused = find_runs(self._folders)
-            signatures = (tuple((str(path), _signature(path)) for path in paths), tuple(refused))
+            # In a sweep also its plan, and how cells ended that never became a run.
+            looked = (*paths, *self._folders, *(folder / "ends" for folder in self._folders))
+            signatures = (tuple((str(path), _signature(path)) for path in looked), tuple(refused))
             if self._newest is None or signatures != self._seen:
                 start = time.monotonic()
                 report = self._compute()

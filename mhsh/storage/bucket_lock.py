@@ -22,23 +22,46 @@ from mhsh.storage.outage import one_try
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 45.0
 _POLL_SECONDS = 1.0
+_TAKEN = 2  # the exit status of a process whose lock was taken
+
+
+class Watch:
+    """What a process that waits for none of many locks has seen of them, each time it asked."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # a lock's generation, and since when it has that
+
+    def replaced(self, path: str) -> int:
+        """The generation of the lock that a new holder replaces; 0: there is no lock.
+
+        Raises:
+          BlockingIOError: its holder lives, or is not known to be dead yet.
+        """
+        now = GuardedObject(path).generation()
+        seen, since = self._seen.get(path, (0, 0.0))
+        if now != seen:
+            self._seen[path] = seen, since = now, time.monotonic()
+        if now and time.monotonic() - since < DEAD_SECONDS:
+            raise BlockingIOError(f"{path} may still be refreshed")
+        return now
 
 
 @contextlib.contextmanager
-def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], None]) -> Iterator[None]:
+def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], None], watch: Watch | None = None) -> Iterator[None]:
     """Holds the lock object gs://BUCKET/NAME inside the `with`; its content is `holder`.
 
     If the object exists, this process calls `waiting` and waits up to DEAD_SECONDS to see whether
-    the lock is dead. A holder that was frozen and finds its lock taken ends at once with status 2,
-    before it can write into the other's run.
+    the lock is dead; with a `watch` it takes the lock where that has seen so. A holder that was
+    frozen and finds its lock taken ends at once, before it can write into the other's run: with
+    status 2, and with a `watch` 75, as it has other work.
 
     Raises:
       BlockingIOError: another process holds it.
       UserError: the bucket allows no writing.
       Unavailable: it does not answer.
     """
-    lock = _Lock(path, holder)
-    lock.acquire(waiting)
+    lock = _Lock(path, holder, _TAKEN if watch is None else os.EX_TEMPFAIL)
+    lock.acquire(lock.wait(waiting) if watch is None else watch.replaced(path))
     released = threading.Event()
     thread = threading.Thread(target=lock.refresh_until, args=(released,), name="bucket lock", daemon=True)
     thread.start()
@@ -51,11 +74,12 @@ def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], N
 
 
 class _Lock:
-    def __init__(self, path: str, holder: Mapping[str, object]) -> None:
-        self._path, self._object = path, GuardedObject(path)
+    def __init__(self, path: str, holder: Mapping[str, object], taken: int) -> None:
+        self._path, self._object, self._taken = path, GuardedObject(path), taken
         self._content = (json.dumps(dict(holder), indent=2) + "\n").encode()
 
-    def acquire(self, waiting: Callable[[], None]) -> None:
+    def wait(self, waiting: Callable[[], None]) -> int:
+        """The generation of a lock that is dead; 0: there is none."""
         seen = self._object.generation()
         if seen:
             waiting()
@@ -66,8 +90,11 @@ class _Lock:
             if now and now != seen:
                 raise BlockingIOError(f"{self._path} is refreshed by another process")
             seen = now
+        return seen
+
+    def acquire(self, replaced: int) -> None:
         try:
-            self._object.write(self._content, seen)
+            self._object.write(self._content, replaced)
         except Taken:
             raise BlockingIOError(f"another process has just taken {self._path}") from None
 
@@ -91,4 +118,4 @@ class _Lock:
         except Taken:
             line = f"mhsh: {self._path} was taken by another process, as this one had not refreshed it for long; stopped\n"
             os.write(2, line.encode())
-            os._exit(2)
+            os._exit(self._taken)

@@ -7,11 +7,13 @@ Source: https://cloud.google.com/storage/docs/request-preconditions
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, server
 
 _TAKES = 5  # tries against others who write at that moment
@@ -19,6 +21,10 @@ _TAKES = 5  # tries against others who write at that moment
 
 class Taken(Exception):
     """Another process has written, or removed, the object."""
+
+
+class LostRun(UserError):
+    """Another process has taken the run that this one trains."""
 
 
 class GuardedObject:
@@ -125,3 +131,26 @@ class GuardedObject:
     def _post(self, path: str, *names: str, **request: Any) -> Mapping[str, Any]:
         with bucket_objects(self._path) as objects:
             return objects.call("POST", path, self._bucket, *names, json_out=True, **request)
+
+
+class OwnObject:
+    """An object of the run that this process trains; it takes it at its first write."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._guarded: GuardedObject | None = None
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[GuardedObject]:
+        """The object, for writing. Raises LostRun where another process has taken it since."""
+        try:
+            if self._guarded is None:
+                taken = GuardedObject(self._path)
+                taken.take()
+                self._guarded = taken
+            yield self._guarded
+        except Taken:
+            raise LostRun(
+                f"another process has taken this run, and writes {self._path}; this one has stopped and changed nothing of it: "
+                "let that one train, or stop it and run the same command again"
+            ) from None

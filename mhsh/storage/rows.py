@@ -20,7 +20,7 @@ from etils import epath
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
 from mhsh.storage.files import opened, replacing
-from mhsh.storage.guarded import GuardedObject, Taken
+from mhsh.storage.guarded import OwnObject
 
 _DECODER = msgspec.json.Decoder()  # three times as fast as json
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
@@ -44,7 +44,7 @@ class RowsFile:
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
-        self._guarded: GuardedObject | None = None  # in a bucket
+        self._own = OwnObject(str(path))  # in a bucket
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`. Numbers that are not finite become null. In
@@ -56,7 +56,7 @@ class RowsFile:
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
         if is_remote(self._path):
-            with self._own() as owned:
+            with self._own.taken() as owned:
                 owned.append(lines.encode())
         else:
             with open(self._path, "a", encoding="utf-8") as file:
@@ -75,22 +75,8 @@ class RowsFile:
         """
         if not is_remote(self._path):
             return self._cut(step, expected, accept_gap, self._keep)
-        with self._own() as owned:
+        with self._own.taken() as owned:
             return self._cut(step, expected, accept_gap, lambda kept: owned.write(b"".join(kept)))
-
-    @contextlib.contextmanager
-    def _own(self) -> Iterator[GuardedObject]:
-        try:
-            if self._guarded is None:
-                taken = GuardedObject(str(self._path))
-                taken.take()
-                self._guarded = taken
-            yield self._guarded
-        except Taken:
-            raise UserError(
-                f"another process has taken this run, and writes {self._path}; this one has stopped and changed nothing of it: "
-                "let that one train, or stop it and run the same command again"
-            ) from None
 
     def _cut(self, step: int, expected: int, accept_gap: bool, keep: Callable[[Iterator[bytes]], object]) -> CutRows:
         path = self._path

@@ -7,12 +7,8 @@ Nothing here imports jax: reports read run folders on machines without it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,19 +23,18 @@ from mhsh.configs import override
 from mhsh.encoding import checked
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import check_bucket, is_remote
-from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage.bucket_lock import Watch
 from mhsh.storage.changes import check_goes_on, with_changes
 from mhsh.storage.files import (
     MissingFile,
-    clear_half_files,
     is_half_file,
-    locked,
     make_durable,
     read_object,
-    unlocked_mount,
     whole_file,
     write_atomically,
 )
+from mhsh.storage.guarded import OwnObject
+from mhsh.storage.holder import HOLDER_FILE, held
 from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
 from mhsh.storage.rows import CutRows, RowsFile, rows_in
@@ -49,7 +44,6 @@ METRICS_FILE = "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
 COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
-HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
 
@@ -73,7 +67,7 @@ class RunFolder:
         checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
-        self._rows = RowsFile(self.path / METRICS_FILE)
+        self._rows, self._record = RowsFile(self.path / METRICS_FILE), OwnObject(str(self.path / "run.json"))
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
@@ -85,22 +79,39 @@ class RunFolder:
           UserError: the folder holds a run of another config or something else, or cannot be
             written.
         """
+        folder = cls.made(path)
+        if folder._config_to_write(config) is not None:
+            with folder.held():
+                folder.begin(config)
+        return folder
+
+    @classmethod
+    def made(cls, path: epath.PathLike) -> RunFolder:
+        """The folder, which exists. Raises UserError where it cannot be made."""
         folder = cls(path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
-        if folder.has_begun():
-            check_goes_on(folder.read_config(), config, folder.path)
-            begun_with, steps = folder.begun_config(), config.train.num_steps
-            if begun_with.train.num_steps == steps:
-                return folder
-            config = replace(begun_with, train=replace(begun_with.train, num_steps=steps))
-        elif not exists(folder._config_path) and folder._holds_something_else():
-            raise UserError(f"{folder.path} is not empty and holds no run; choose another --workdir")
-        with folder.held():
-            write_atomically(folder._config_path, _dump(to_record(config)))
         return folder
+
+    def begin(self, config: Config) -> None:
+        """As `open_for_training`, inside `held`."""
+        written = self._config_to_write(config)
+        if written is not None:
+            write_atomically(self._config_path, _dump(to_record(written)))
+
+    def _config_to_write(self, config: Config) -> Config | None:
+        """What config.json becomes for `config`; None: it stays. Raises as `open_for_training`."""
+        if self.has_begun():
+            check_goes_on(self.read_config(), config, self.path)
+            begun_with, steps = self.begun_config(), config.train.num_steps
+            if begun_with.train.num_steps == steps:
+                return None
+            return replace(begun_with, train=replace(begun_with.train, num_steps=steps))
+        if not exists(self._config_path) and self._holds_something_else():
+            raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
+        return config
 
     def check_takes(self, config: Config) -> None:
         """Raises UserError where the folder holds a run that cannot go on with `config`."""
@@ -111,55 +122,9 @@ class RunFolder:
         """Whether there are files other than those that a killed start of a run leaves."""
         return any(name != HOLDER_FILE and not is_half_file(name) for name in names_in(self.path))
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[str]:
-        """Keeps other processes from the run inside the `with`. The folder must exist.
-
-        Yields a note for the user: empty, or why nothing keeps other processes away.
-
-        Raises:
-          UserError: another process holds it.
-        """
-        holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
-        lock, note = (self._bucket_lock if self.is_remote else self._local_lock), ""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(lock(holder))
-            except BlockingIOError:
-                raise UserError(
-                    f"{self.path} is in use: {self._holder()}; wait until it ends or stop it, or choose another --workdir"
-                ) from None
-            except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                    raise
-                note = f"{self.path} has no locks ({error.strerror}): nothing keeps a second process from this run"
-            mount = "" if self.is_remote else unlocked_mount(Path(self.path))
-            if mount:
-                note = f"{self.path} is on {mount}: nothing keeps a process on another machine from this run"
-            yield note
-
-    @contextlib.contextmanager
-    def _local_lock(self, holder: Mapping[str, Any]) -> Iterator[None]:
-        with locked(Path(self.path)):
-            clear_half_files(Path(self.path))
-            write_atomically(self.path / HOLDER_FILE, _dump(holder))
-            try:
-                yield
-            finally:
-                (self.path / HOLDER_FILE).unlink(missing_ok=True)
-
-    def _bucket_lock(self, holder: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-        def waiting() -> None:
-            print(f"{self.path}: {self._holder()}; waiting up to a minute to see whether it still runs")
-
-        return bucket_lock(str(self.path / HOLDER_FILE), holder, waiting)
-
-    def _holder(self) -> str:
-        try:
-            holder = read_object(self.path / HOLDER_FILE)
-        except UserError:  # it has just begun or ended
-            return "another process trains there"
-        return f"process {holder.get('process')} on {holder.get('host')} has trained there since {holder.get('since')}"
+    def held(self, watch: Watch | None = None) -> contextlib.AbstractContextManager[str]:
+        """Keeps other processes from the run; see `mhsh.storage.holder`."""
+        return held(self.path, watch)
 
     @property
     def is_remote(self) -> bool:
@@ -343,8 +308,13 @@ class RunFolder:
         return self.path / vocab_file(config) if self.has_vocabulary() else None
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        """Replaces run.json."""
-        write_atomically(self.path / "run.json", _dump({**WRITER, **record, **WRITER}))
+        """Replaces run.json. In a bucket, raises LostRun where another process has taken it."""
+        content = _dump({**WRITER, **record, **WRITER})
+        if not self.is_remote:
+            write_atomically(self.path / "run.json", content)
+            return
+        with self._record.taken() as owned:
+            owned.write(content.encode())
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`; see `RowsFile.append`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mhsh.config.entries import check_entries, variant
-from mhsh.config.fields import SHAPING, parse_value
+from mhsh.config.fields import SHAPING, kind_of, parse_value
 from mhsh.config.resolve import decay_start, from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError, closest
@@ -60,8 +60,9 @@ class Cell:
     cost: Mapping[str, int]  # parameters; tokens and flops of the steps that it trains itself
 
 
-def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
-    """`NAME=VALUE,VALUE...` texts as axes over the config `fields`.
+def parse_axes(texts: Sequence[str], fields: Fields, sample: int | None = None) -> tuple[Axis, ...]:
+    """`NAME=VALUE,VALUE...` texts as axes over the config `fields`. With `sample`, one of them is
+    NAME=LOW..HIGH, and has so many values of that range.
 
     NAME is a field's path (optimizer.learning_rate), its last part where one section alone has it
     (learning_rate), `seed` for train.seed and data.seed together, `train_seed` and `data_seed` for
@@ -75,7 +76,10 @@ def parse_axes(texts: Sequence[str], fields: Fields) -> tuple[Axis, ...]:
     """
     if not texts:
         raise UserError("mhsh sweep needs --axes NAME=VALUE,VALUE,..., for example --axes heads_per_layer=8,4,2,1 seed=0,1,2")
-    axes = [_axis(text, fields) for text in texts]
+    axes = [_axis(text, fields, sample) for text in texts]
+    ranges = sum(_is_range(axis.path, text.partition("=")[2]) for axis, text in zip(axes, texts, strict=True))
+    if sample is not None and ranges != 1:
+        raise UserError(f"--sample={sample} is for one axis that is a range, such as lr=1e-4..1e-2, and {ranges} are given")
     claimed: dict[str, str] = {}
     for axis in axes:
         for path in fields_of(axis.path):
@@ -136,16 +140,34 @@ def parents(cells: Sequence[Cell]) -> dict[str, Cell]:
     return {cell.name: parent for parent, cell in pairs if decay_start(parent.config)}
 
 
-def _axis(text: str, fields: Fields) -> Axis:
+def _axis(text: str, fields: Fields, sample: int | None) -> Axis:
     name, equals, listed = text.partition("=")
     if not equals or not name or not listed:
         raise UserError(f"--axes {text!r} is not NAME=VALUE,VALUE,...; for example heads_per_layer=8,4,2,1")
     path = _path(name, fields)
+    if _is_range(path, listed):
+        return Axis(path, _sampled(text, path, listed, sample))
     values = tuple(_value(path, value) for value in listed.split(","))
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"--axes {text}: {value} is there twice")
     return Axis(path, values)
+
+
+def _is_range(path: str, listed: str) -> bool:
+    return ".." in listed and kind_of(path) in (int, float)
+
+
+def _sampled(text: str, path: str, listed: str, sample: int | None) -> tuple[Value, ...]:
+    """Values of a range, in ascending order: more values are the same ones and others between."""
+    from scipy.stats import qmc
+
+    low, high = (_value(path, end) for end in listed.split("..", 1))
+    if sample is None or isinstance(low, str) or isinstance(high, str) or not 0 < low < high:
+        raise UserError(f"--axes {text}: a range goes with --sample=N, from a number above 0 to a larger one")
+    drawn = qmc.Sobol(d=1, scramble=False).random_base2((sample - 1).bit_length())[:sample, 0]
+    values = {float(f"{low * (high / low) ** share:.3g}") for share in drawn}
+    return tuple(sorted({round(value) for value in values} if kind_of(path) is int else values))
 
 
 def _path(name: str, fields: Fields) -> str:

@@ -1,36 +1,41 @@
-"""The folder of a sweep: what a sweep writes, and how it is read.
+"""The folder of a sweep, on a disk or in a bucket: what a sweep writes, and how it is read.
 
-    plan.json               the axes, what is chosen, and every cell: settings, config, cost
-    runs/CELL/              the cell's run folder
-    logs/CELL.out, .err     what its processes printed; .err is locked while one is running
-    ends/CELL.json          how its last process ended
+    plan.json               the axes, what is chosen, every cell (settings, config, cost), and what
+                            was added when
+    runs/CELL/              the cell's run folder, which the worker that trains it holds
+    ends/CELL.json          how the last try at it ended
+    logs/                   what the workers of `mhsh sweep` printed
 
-Several hosts may share the folder, each with cells of its own. They write the same plan; no other
-file is written by two hosts. Nothing here imports jax.
+Any number of workers share it. A cell's files are written by the worker that holds its run folder,
+and the plan by `mhsh sweep`. Nothing here imports jax.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
+from etils import epath
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from mhsh.config.fields import format_differences
-from mhsh.config.recorded import WRITER, check_version, current_path, from_record, to_record
+from mhsh.config.recorded import WRITER, check_version, current_fields, current_path, from_record, to_record
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.bucket import is_remote
-from mhsh.storage.files import MissingFile, read_object, write_atomically
+from mhsh.storage.bucket import check_bucket, is_remote
+from mhsh.storage.files import MissingFile, locked, parse_object, read_object, whole_file, write_atomically
+from mhsh.storage.guarded import GuardedObject, Taken
+from mhsh.storage.holder import holder, is_held
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import RunFolder
@@ -39,16 +44,17 @@ from mhsh.sweep.axes import Axis, Cell, Value
 # The states of a cell.
 FINISHED = "finished"  # all steps are done
 GAVE_UP = "diverged"  # training ended itself: too many updates in a row were not finite
-FAILED = "failed"  # the process ended otherwise
+FAILED = "failed"  # it ended otherwise
 RUNNING = "running"
 STOPPED = "stopped"  # it has begun and can go on
 WAITING = "not run"
+ENDED = (FINISHED, GAVE_UP, FAILED)  # nobody trains it
 
 _FOLDERS = ("runs", "logs", "ends")
 
-# A process that ended so was asked to, and can go on: by SIGTERM or Ctrl-C, with its state saved or
+# A try that ended so was asked to, and can go on: by SIGTERM or Ctrl-C, with its state saved or
 # before it had any.
-RESUMABLE = (os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+RESUMABLE = (0, os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class Choosing(Struct, frozen=True):
@@ -70,12 +76,23 @@ class _PlanCell(Struct):
     cost: dict[str, int]
 
 
+class Addition(Struct, frozen=True):
+    """What one command added to the plan."""
+
+    at: str  # in UTC
+    command: str
+    values: dict[str, list[Value]]  # by the path of the axis
+    cells: int
+
+
 class _PlanFile(Struct):
     """What plan.json holds; it may come from anybody."""
 
     axes: list[_PlanAxis]
     cells: list[_PlanCell]
     choosing: Choosing | None = None
+    fields: dict[str, dict[str, Any]] = {}
+    history: list[Addition] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +102,9 @@ class Plan:
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]
     choosing: Choosing | None = None
+    fields: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # of the config that the axes vary
+    history: tuple[Addition, ...] = dataclasses.field(default=(), compare=False)
+    writer: str = dataclasses.field(default=str(WRITER["mhsh"]), compare=False)  # the version of mhsh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,52 +116,67 @@ class CellState:
 
 
 class SweepFolder:
-    """The folder of one sweep, on this machine's file system or one that hosts share."""
+    """The folder of one sweep, on a disk or in a bucket."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises UserError where `path` lies in a bucket."""
-        if is_remote(path):
-            raise UserError(
-                f"cannot sweep into {path}: running cells are found by file locks, which buckets lack; "
-                "give a local folder, or one on a volume that all hosts share"
-            )
-        self.path = Path(path)
+        """Raises UserError where `path` is in a bucket that cannot be reached."""
+        check_bucket(path)
+        self.path = epath.Path(path)
+        self._plan: tuple[bytes, Plan] | None = None  # as it was read last
 
-    def open_for(self, plan: Plan) -> None:
+    def open_for(self, plan: Plan, command: str = "") -> None:
         """Makes the folder for `plan`, or opens it where it holds a part of that plan; writes the
-        plan.
+        plan. What is new is noted as added by `command`.
 
         Raises:
           UserError: the folder holds another sweep, or something that is no sweep, or cannot be
             written.
         """
         # In this order: another host may be opening it too, and writes its plan before all else.
-        if exists(self.path) and _holds_anything(self.path) and not exists(self.path / "plan.json"):
+        if exists(self.path) and _holds_anything(self.path) and not self.has_plan():
             raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
-        if exists(self.path / "plan.json"):
-            self._check_holds_part_of(plan)
         try:
             for name in _FOLDERS:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
-        write_atomically(self.path / "plan.json", json.dumps(_plan_fields(plan), indent=1) + "\n")
+        with self._plan_guarded() as write:
+            held = self.read_plan() if self.has_plan() else None
+            if held is not None:
+                self._check_holds_part_of(plan, held)
+            write(json.dumps(_plan_fields(plan, _with_addition(held, plan, command)), indent=1) + "\n")
+
+    def has_plan(self) -> bool:
+        """Whether there is a plan."""
+        return exists(self.path / "plan.json")
+
+    @contextlib.contextmanager
+    def _plan_guarded(self) -> Iterator[Any]:
+        """A function that writes the plan, unless another process has meanwhile."""
+        path = str(self.path / "plan.json")
+        if not is_remote(path):
+            with locked(Path(self.path), wait=True):
+                yield lambda text: write_atomically(path, text)
+            return
+        guarded = GuardedObject(path)
+        generation = guarded.generation()
+        try:
+            yield lambda text: guarded.write(text.encode(), generation)
+        except Taken:
+            raise UserError(f"another process has just changed {path}; run the same command again") from None
 
     def read_plan(self) -> Plan:
         """The plan. Raises UserError where it is missing or damaged."""
         path = str(self.path / "plan.json")
         try:
-            fields = read_object(path)
-            version = check_version(fields, path)
-            chosen = msgspec.convert(fields, _PlanFile).choosing  # absent from plans of before
-            axes = tuple(Axis(current_path(axis["path"], version), tuple(axis["values"])) for axis in fields["axes"])
-            cells = tuple(_read_cell(cell, path, version) for cell in fields["cells"])
-            choosing = replace(chosen, over=current_path(chosen.over, version)) if chosen else None
-        except MissingFile:
+            content = whole_file(path)
+        except FileNotFoundError:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
-        except msgspec.ValidationError as error:
-            raise UserError(f"{path} is damaged: {error}; put it back from a copy") from error
-        return Plan(axes, cells, choosing)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        if self._plan is None or self._plan[0] != content:
+            self._plan = content, _read_plan(content, path)
+        return self._plan[1]
 
     def run_folder(self, name: str) -> RunFolder:
         """The cell's run folder, which may not be there yet."""
@@ -165,37 +200,33 @@ class SweepFolder:
         checkpoint = self.run_folder(parent.name).checkpoints_path / str(decay_start(parent.config))
         return exists(checkpoint) or self.state(parent.name).kind != FINISHED
 
-    def begin(self, name: str) -> tuple[IO[bytes], IO[bytes]] | None:
-        """The cell's output and error files, locked for the process that inherits them; None where
-        another one holds the lock.
+    def begin(self, name: str) -> int:
+        """Notes, inside a claim, that a try begins. Returns how many have begun in a row, this one
+        among them, without an end or a newer checkpoint.
         """
-        errors = open(self._log_path(name, "err"), "ab")  # noqa: SIM115 - open for as long as the process lives
-        try:
-            fcntl.flock(errors, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            errors.close()
-            return None
-        self._end_path(name).unlink(missing_ok=True)
-        return open(self._log_path(name, "out"), "ab"), errors
+        end, step = self._end(name), self.run_folder(name).newest_checkpoint()
+        again = "begun" in end and end.get("checkpoint") == step
+        begun = end["begun"] + 1 if again else 1
+        self._write_end(name, {"begun": begun, "checkpoint": step})
+        return begun
 
-    def finish(self, name: str, exit_status: int, reason: str, seconds: float) -> None:
-        """Notes how the cell's process ended."""
-        end = {"exit_status": exit_status, "reason": reason, "seconds": round(seconds, 1)}
-        write_atomically(self._end_path(name), json.dumps(end, indent=1) + "\n")
+    def finish(self, name: str, exit_status: int, reason: str = "") -> None:
+        """Notes, inside a claim, how the try ended."""
+        self._write_end(name, {"exit_status": exit_status, "reason": reason})
 
-    def last_error_line(self, name: str, since: int) -> str:
-        """The last line that the cell's processes wrote to standard error after byte `since`; empty
-        where there is none.
-        """
-        with open(self._log_path(name, "err"), "rb") as file:
-            file.seek(since)
-            lines = file.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    def forget_failures(self) -> None:
+        """Cells that have failed are to be tried again."""
+        for cell in self.read_plan().cells:
+            if self.outcome(cell.name).kind == FAILED:
+                self.finish(cell.name, os.EX_TEMPFAIL, "to be tried again")
 
     def state(self, name: str) -> CellState:
         """What has become of the cell; a record that cannot be read makes it a failed one."""
-        if self._is_locked(name):
-            return CellState(RUNNING)
+        found, run = self.outcome(name), self.run_folder(name).path
+        return CellState(RUNNING, holder(run)) if found.kind != FINISHED and is_held(run) else found
+
+    def outcome(self, name: str) -> CellState:
+        """The state of the cell, whoever trains it now."""
         folder = self.run_folder(name)
         try:
             record = folder.recorded()
@@ -203,33 +234,26 @@ class SweepFolder:
                 return CellState(FINISHED)
             if record.get("outcome") == DIVERGED:
                 return CellState(GAVE_UP)
-            end = read_object(self._end_path(name))
-        except MissingFile:  # no process has ended, or one was started since
-            end = None
+            end = self._end(name)
         except UserError as error:
             return CellState(FAILED, str(error))
-        if end is not None and end.get("exit_status") not in RESUMABLE:
-            return CellState(FAILED, f"exit status {end.get('exit_status')}: {end.get('reason') or 'no message'}")
-        return CellState(STOPPED if folder.has_begun() else WAITING)
+        status = end.get("exit_status", 0)  # none while the try lasts
+        if status not in RESUMABLE:
+            return CellState(FAILED, f"exit status {status}: {end.get('reason') or 'no message'}")
+        return CellState(STOPPED if record or folder.has_begun() else WAITING)
 
-    def _end_path(self, name: str) -> Path:
-        return self.path / "ends" / f"{name}.json"
-
-    def _log_path(self, name: str, kind: str) -> Path:
-        return self.path / "logs" / f"{name}.{kind}"
-
-    def _is_locked(self, name: str) -> bool:
+    def _end(self, name: str) -> dict[str, Any]:
+        """How the last try ended; empty: there was none."""
         try:
-            with open(self._log_path(name, "err"), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+            return read_object(self.path / "ends" / f"{name}.json")
+        except MissingFile:
+            return {}
 
-    def _check_holds_part_of(self, plan: Plan) -> None:
-        wanted, held = {cell.name: cell.config for cell in plan.cells}, self.read_plan()
+    def _write_end(self, name: str, end: Mapping[str, Any]) -> None:
+        write_atomically(self.path / "ends" / f"{name}.json", json.dumps(end, indent=1) + "\n")
+
+    def _check_holds_part_of(self, plan: Plan, held: Plan) -> None:
+        wanted = {cell.name: cell.config for cell in plan.cells}
         if held.choosing and held.choosing != plan.choosing:
             raise UserError(
                 f"{self.path} was planned with {_flags(held.choosing)}, and what chooses is not changed afterwards; give that, "
@@ -248,7 +272,7 @@ class SweepFolder:
                 )
 
 
-def _holds_anything(folder: Path) -> bool:
+def _holds_anything(folder: epath.Path) -> bool:
     """Whether there is more than the empty folders and the half-written plan of a new sweep."""
     if not is_dir(folder):
         return True
@@ -256,9 +280,35 @@ def _holds_anything(folder: Path) -> bool:
     return any(path.name not in _FOLDERS or not is_dir(path) or any(entries(path)) for path in made)
 
 
-def _read_cell(cell: Mapping[str, Any], path: str, version: int) -> Cell:
-    settings = {current_path(name, version): value for name, value in cell["settings"].items()}
-    return Cell(cell["name"], settings, from_record(cell["config"], path), cell["cost"])
+def _read_plan(content: bytes, path: str) -> Plan:
+    fields = parse_object(content, path)
+    version = check_version(fields, path)
+    try:
+        plan = msgspec.convert(fields, _PlanFile)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path} is damaged: {error}; put it back from a copy") from error
+    axes = tuple(Axis(current_path(axis.path, version), tuple(axis.values)) for axis in plan.axes)
+    chosen = replace(plan.choosing, over=current_path(plan.choosing.over, version)) if plan.choosing else None
+    base = current_fields(plan.fields, version)[0]
+    cells = tuple(_read_cell(cell, path, version) for cell in plan.cells)
+    return Plan(axes, cells, chosen, base, tuple(plan.history), str(fields.get("mhsh")))
+
+
+def _read_cell(cell: _PlanCell, path: str, version: int) -> Cell:
+    settings = {current_path(name, version): value for name, value in cell.settings.items()}
+    return Cell(cell.name, settings, from_record(cell.config, path), cell.cost)
+
+
+def _with_addition(held: Plan | None, plan: Plan, command: str) -> list[Addition]:
+    """The history of the plan, with what it adds to the one that is held."""
+    before = {axis.path: axis.values for axis in held.axes} if held else {}
+    added = {axis.path: [value for value in axis.values if value not in before.get(axis.path, ())] for axis in plan.axes}
+    count = len(plan.cells) - len(held.cells if held else ())
+    history = list(held.history) if held else []
+    if not count:
+        return history
+    values = {path: values for path, values in added.items() if values}
+    return [*history, Addition(time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), command, values, count)]
 
 
 def _flags(choosing: Choosing) -> str:
@@ -266,10 +316,12 @@ def _flags(choosing: Choosing) -> str:
     return f"--over={choosing.over}{seeds}"
 
 
-def _plan_fields(plan: Plan) -> dict[str, Any]:
+def _plan_fields(plan: Plan, history: Collection[Addition]) -> dict[str, Any]:
     return {
         **WRITER,
         "choosing": msgspec.to_builtins(plan.choosing),
+        "history": msgspec.to_builtins(list(history)),
+        "fields": {section: dict(values) for section, values in plan.fields.items()},
         "axes": [{"path": axis.path, "values": list(axis.values)} for axis in plan.axes],
         "cells": [
             {"name": cell.name, "settings": dict(cell.settings), "config": to_record(cell.config), "cost": dict(cell.cost)}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from mhsh.cluster.agreement import StopAgreement, agreed, wait_for_all
+from mhsh.cluster.agreement import StopAgreement, agreed, begin_run, wait_for_all
 from mhsh.cluster.signals import StopSignals, maintenance_watch
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import differences, format_differences, free_fields
@@ -53,28 +53,41 @@ def train(
         installed, another process trains there, or the run has diverged.
     """
     bear(config.train.storage_minutes)
-    _check_entries(config, workdir)
+    check_own_entries(config, workdir)
     # Process 0 makes the folder; the others use it after all have agreed on the config.
     if jax.process_index():
-        wait_for_all("the folder")
-        return _train(config, RunFolder(workdir), "", verbose, accept_gap)
+        return train_held(config, RunFolder(workdir), "", StopSignals(), verbose, accept_gap)
     folder = RunFolder.open_for_training(workdir, config)
-    if config.train.tracker == "wandb":
-        check_wandb()
     with folder.held() as note:
         if fresh and (aside := folder.set_rows_aside()) is not None:
             print(f"{folder.path} begins again; what it had logged is in {aside}")
+        return train_held(config, folder, note, StopSignals(), verbose, accept_gap)
+
+
+def train_held(
+    config: Config, folder: RunFolder, note: str, stop: StopSignals, verbose: bool = False, accept_gap: bool = False
+) -> int | None:
+    """`train`, where process 0 holds the folder, which is open for this config.
+
+    Args:
+      note: what holding it says.
+      stop: afterwards it also knows of a signal that came when the run was at its end.
+    """
+    begin_run()
+    if jax.process_index() == 0:
+        if config.train.tracker == "wandb":
+            check_wandb()
         if not accept_gap:
             folder.check_checkpoints()
         differing = format_differences(folder.read_config(), config, without=free_fields(config.model.objective))
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
         branch(folder, config)
-        wait_for_all("the folder")
-        return _train(config, folder, note, verbose, accept_gap)
+    wait_for_all("the folder")
+    return _train(config, folder, note, stop, verbose, accept_gap)
 
 
-def _check_entries(config: Config, workdir: epath.PathLike) -> None:
+def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     """Raises UserError where an entry that the config names is not known here, or is not the one
     that the run in the folder began with; the run that it starts from names the file, too.
     """
@@ -90,7 +103,7 @@ def _check_entries(config: Config, workdir: epath.PathLike) -> None:
     check_entries(config)
 
 
-def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_gap: bool) -> int | None:
+def _train(config: Config, folder: RunFolder, note: str, stop: StopSignals, verbose: bool, accept_gap: bool) -> int | None:
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
@@ -99,13 +112,13 @@ def _train(config: Config, folder: RunFolder, note: str, verbose: bool, accept_g
         return None  # nothing is left to train
     with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)) as display:
         run = Run(config, folder, display)
-        stopped_by = _train_run(run, note, verbose, accept_gap)
+        stopped_by = _train_run(run, note, stop, verbose, accept_gap)
         for line in ending(folder, config) if jax.process_index() == 0 else ():
             display.note(line)
         return stopped_by
 
 
-def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | None:
+def _train_run(run: Run, note: str, stop: StopSignals, verbose: bool, accept_gap: bool) -> int | None:
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
     counts = run.corpus.summary()
     choices = [str(run.plan.mesh_choice or ""), str(run.plan.remat or "") if verbose else ""]
@@ -133,7 +146,7 @@ def _train_run(run: Run, note: str, verbose: bool, accept_gap: bool) -> int | No
         clock.add(folder.read_run("wall_seconds")["wall_seconds"])
     record = RunRecord(run, state, compile_seconds, started_from, step, lost, {path: now for path, (_, now) in changed.items()})
     record.write("running")
-    with StopSignals() as stop:  # until all is written
+    with stop:  # until all is written
         trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
         if jax.process_index() == 0:
             is_wandb = config.train.tracker == "wandb"

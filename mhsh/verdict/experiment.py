@@ -19,7 +19,6 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.storage import outcome
-from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import absolute
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import METRICS_FILE
@@ -310,15 +309,15 @@ def _planned(
     the sweeps in `paths` choose, and a line for each plan that could not be read.
     """
     whole = {real_path(absolute(path)) for path in paths}
-    owners = [str(Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
+    owners = [str(epath.Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
     cells: dict[str, Cell] = {}
     axes: dict[str, Axis] = {}
     choosing: dict[str, Choosing] = {}
     problems: list[str] = []
     for sweep in dict.fromkeys([*whole, *owners]):
-        if is_remote(sweep) or not exists(epath.Path(sweep, "plan.json")):
-            continue
         folder = SweepFolder(sweep)
+        if not folder.has_plan():
+            continue
         try:
             plan = folder.read_plan()
         except UserError as error:

@@ -1,0 +1,195 @@
+"""mhsh work: trains the cells of a sweep, beside any number of other workers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from mhsh.cli.early_stop import STOPPED, interrupted
+from mhsh.cli.train import joined
+from mhsh.config.recorded import from_record, to_record
+from mhsh.config.schema import Config
+from mhsh.errors import Unavailable, UserError
+from mhsh.storage.guarded import LostRun
+from mhsh.storage.run_folder import RunFolder
+from mhsh.sweep.axes import parents
+from mhsh.sweep.folder import FAILED, CellState, Choosing, Plan, SweepFolder
+from mhsh.verdict.experiment import load_experiment, planned_experiment
+from mhsh.verdict.tuning import tune
+
+if TYPE_CHECKING:
+    from mhsh.cluster.signals import StopSignals
+
+EXAMPLES = ("mhsh work runs/heads", "mhsh work gs://BUCKET/heads --distributed")
+
+
+def run(
+    sweep: Annotated[str, Parameter(name="SWEEP", help="the folder of mhsh sweep, on a disk or in a bucket")],
+    /,
+    *,
+    distributed: bool = False,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> int:
+    """Trains the cells of a sweep that no other worker trains, until all have ended.
+
+    Start as many as you like, anywhere: each takes a cell, trains it, and takes the next one. A
+    cell whose worker died is taken by another. The exit status is 2 where a cell has failed, 75
+    after SIGTERM and 130 after Ctrl-C: the state is saved.
+
+    Args:
+      distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm), which train each cell
+        together; one command on each
+      coordinator: HOST:PORT where process 0 listens, together with the next two
+      num_processes: how many processes the worker has
+      process_id: the number of this one, from 0
+
+    Raises:
+      UserError: there is no sweep, another version of mhsh has planned it, or no cell can be
+        trained here.
+    """
+    folder = SweepFolder(sweep)
+    cluster = joined(distributed, coordinator, num_processes, process_id)
+    folder.read_plan()
+    import jax
+
+    with cluster:
+        crew = Crew()
+        if jax.process_index():
+            return crew.follow()
+        from mhsh.sweep.work import Worker
+
+        worker = Worker(folder, Needed(folder), crew.train)
+        stopped_by = worker.work()
+        crew.dismiss()
+    return interrupted(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
+
+
+class Crew:
+    """The processes of a worker, often one. The first says which cell all of them train."""
+
+    def __init__(self) -> None:
+        self._cells, self._failures = itertools.count(), itertools.count()
+
+    def train(self, config: Config, run: RunFolder, note: str, stop: StopSignals) -> int | None:
+        """Of process 0: trains a cell, whose run folder it holds."""
+        self._tell({"run": str(run.path), "config": to_record(config)})
+        return self._train(config, run, note, stop)
+
+    def dismiss(self) -> None:
+        """Of process 0: there is nothing left."""
+        self._tell({})
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        import jax
+
+        from mhsh.cluster.agreement import told
+
+        if jax.process_count() > 1:
+            told(f"cell/{next(self._cells)}", json.dumps(what))
+
+    def follow(self) -> int:
+        """Of the others: trains what process 0 says. Returns the exit status."""
+        from mhsh.cluster.agreement import told
+        from mhsh.cluster.signals import StopSignals
+
+        while cell := json.loads(told(f"cell/{next(self._cells)}")):
+            stop = StopSignals()
+            try:
+                stopped_by = self._train(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "", stop)
+            except Unavailable:
+                raise
+            except Exception as error:  # process 0 has raised it too, and notes it
+                print(f"mhsh: {error}", file=sys.stderr)
+                continue
+            if stopped_by is not None:
+                return STOPPED[signal.Signals(stopped_by)]
+        return 0
+
+    def _train(self, config: Config, run: RunFolder, note: str, stop: StopSignals) -> int | None:
+        from mhsh.cluster.agreement import heard_anywhere, same_everywhere
+        from mhsh.training.loop import check_own_entries, train_held
+
+        try:
+            check_own_entries(config, run.path)
+            train_held(config, run, note, stop)
+        except (LostRun, Unavailable):
+            raise
+        except Exception as failed:
+            try:
+                same_everywhere(f"failed/{next(self._failures)}", "")
+            except UserError as error:
+                raise Unavailable(f"the processes of this worker did not fail together ({error}): {failed}") from failed
+            raise
+        return heard_anywhere(stop.signal)
+
+
+class Needed:
+    """Which cells of a sweep are to be trained: all; or where its plan chooses, those that choose,
+    and of the others those at the values that are chosen.
+    """
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self._folder = folder
+        self._plan: Plan | None = None  # that `_choosing` is of
+        self._choosing: list[tuple[str, ...]] = []  # the choosing cells of each setting
+        self._reporting: tuple[int, list[str]] = 0, []  # of so many settings whose choosing cells have ended
+        self._said: set[str] = set()
+
+    def __call__(self, plan: Plan, ended: Collection[str]) -> list[str]:
+        if plan.choosing is None:
+            return [cell.name for cell in plan.cells]
+        if self._plan is not plan:
+            planned = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds)
+            self._plan, self._choosing, self._reporting = plan, [choice.choosing for choice in planned.choices], (0, [])
+        decided = sum(all(name in ended for name in names) for names in self._choosing)
+        if decided != self._reporting[0]:
+            self._reporting = decided, self._chosen(plan.choosing)
+        return _with_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
+
+    def _chosen(self, choosing: Choosing) -> list[str]:
+        """The reporting cells of the settings whose value is chosen; says what is new."""
+        tuned = tune(load_experiment([str(self._folder.path)]), choosing.over, choosing.seeds)
+        names = []
+        for group in tuned.groups:
+            if group.choice is None or not group.choice.is_final:
+                continue
+            best = group.choice.optimum
+            if group.name not in self._said:
+                self._said.add(group.name)
+                print(f"{choosing.over} of {group.name}: {'no value trains' if best is None else f'{best.rate:g}'}", flush=True)
+            names += [] if best is None else [member.name for member in group.members]
+        return names
+
+
+def _with_parents(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The cells of these names, each after that whose first steps it has."""
+    shorter = parents(plan.cells)
+    needed: dict[str, None] = {}
+    for name in names:
+        line = [name]
+        while line[-1] in shorter:
+            line.append(shorter[line[-1]].name)
+        needed |= dict.fromkeys(reversed(line))
+    return list(needed)
+
+
+def say_ended(folder: SweepFolder, ended: Mapping[str, CellState]) -> int:
+    """Says what has become of the cells. Returns the exit status."""
+    kinds = Counter(state.kind for state in ended.values())
+    print(f"All cells have ended: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
+    if kinds[FAILED]:
+        name, state = next((name, state) for name, state in ended.items() if state.kind == FAILED)
+        print(f"{name}: {state.reason}\nmhsh sweep --workdir={shlex.quote(str(folder.path))} --retry tries failed cells again")
+        return 2
+    print(f"next: mhsh compare {shlex.quote(str(folder.path))}")
+    return 0
