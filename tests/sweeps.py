@@ -35,7 +35,7 @@ def write_sweep(
     with mock.patch("os.fsync"):  # these files need not survive a power cut
         for cell in cells:
             if cell.name in ends and ends[cell.name] == FAILED:
-                folder.finish(cell.name, 2, reason, 1.0)
+                folder.finish(cell.name, 2, reason)
             elif cell.name in ends:
                 _write_run(folder.run_folder(cell.name).path, cell, ends[cell.name])
     return folder

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-import signal
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from mhsh.cli.early_stop import STOPPED, interrupted
+from mhsh.cli.early_stop import interrupted
 from mhsh.cli.train import joined
 from mhsh.config.recorded import from_record, to_record
 from mhsh.config.schema import Config
@@ -70,8 +69,9 @@ def run(
 
         worker = Worker(folder, Needed(folder), crew.train)
         stopped_by = worker.work()
-        crew.dismiss()
-    return interrupted(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
+        status = interrupted(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
+        crew.dismiss(status)
+    return status
 
 
 class Crew:
@@ -85,9 +85,9 @@ class Crew:
         self._tell({"run": str(run.path), "config": to_record(config)})
         return self._train(config, run, note, stop)
 
-    def dismiss(self) -> None:
-        """Of process 0: there is nothing left."""
-        self._tell({})
+    def dismiss(self, status: int) -> None:
+        """Of process 0: all end, with this exit status."""
+        self._tell({"status": status})
 
     def _tell(self, what: dict[str, Any]) -> None:
         import jax
@@ -102,18 +102,14 @@ class Crew:
         from mhsh.cluster.agreement import told
         from mhsh.cluster.signals import StopSignals
 
-        while cell := json.loads(told(f"cell/{next(self._cells)}")):
-            stop = StopSignals()
+        while "status" not in (cell := json.loads(told(f"cell/{next(self._cells)}"))):
             try:
-                stopped_by = self._train(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "", stop)
+                self._train(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "", StopSignals())
             except Unavailable:
                 raise
             except Exception as error:  # process 0 has raised it too, and notes it
                 print(f"mhsh: {error}", file=sys.stderr)
-                continue
-            if stopped_by is not None:
-                return STOPPED[signal.Signals(stopped_by)]
-        return 0
+        return cell["status"]
 
     def _train(self, config: Config, run: RunFolder, note: str, stop: StopSignals) -> int | None:
         from mhsh.cluster.agreement import heard_anywhere, same_everywhere

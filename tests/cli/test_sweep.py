@@ -22,7 +22,7 @@ from mhsh.cli.sweep import make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Choosing, SweepFolder
 from tests.conftest import ROOT, load_fields
 
 CONFIG = [
@@ -96,22 +96,22 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     folder, missing = tmp_path / "s", tmp_path / "missing.txt"
     source = corpus.partition("=")[2]
     axes = ["sweep", *CONFIG, "--axes", f"source={source},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
-    # One host's share: the first and the third cell.
-    assert main([*axes, "--cells=1/2"]) == 2
-    assert states(folder) == [FINISHED, WAITING, FAILED, WAITING]
-    assert "1 cells have failed; --retry tries them again" in capsys.readouterr().out
+    assert main(axes) == 2
+    assert states(folder) == [FINISHED, GAVE_UP, FAILED, FAILED]
+    said = capsys.readouterr().out
+    assert "2 cells have failed; --retry tries them again" in said
     there = SweepFolder(folder)
     names = [cell.name for cell in there.read_plan().cells]
-    assert str(missing) in there.state(names[2]).reason
+    assert f"[3/4] {names[2]}: failed, exit status 2: " in said and str(missing) in there.state(names[2]).reason
     html = (folder / "report.html").read_text(encoding="utf-8")
-    assert "Missing: 1 not run" in html and f"{names[2]} failed: exit status 2: mhsh: " in html
-    # The other host's share, both cells at once. Meanwhile the missing file is written.
+    assert "Missing: 1 failed" in html and f"{names[2]} failed: exit status 2: " in html
+    # Meanwhile the missing file is written.
     missing.write_bytes(Path(source.removeprefix("text:")).read_bytes())
     metrics = there.run_folder(names[0]).path / "metrics.jsonl"
     before = metrics.read_bytes()
-    assert main([*axes, "--parallel=2", "--cells=2/2"]) == 0
-    assert states(folder) == [FINISHED, GAVE_UP, FAILED, GAVE_UP]  # a failed cell is only tried again with --retry
-    assert main([*axes, "--retry"]) == 0
+    assert main([*axes, "--dry-run", "--retry"]) == 0  # changes nothing
+    assert main(["sweep", f"--workdir={folder}"]) == 2  # a failed cell is only tried again with --retry
+    assert main(["sweep", f"--workdir={folder}", "--retry", "--parallel=2"]) == 0
     assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
     assert metrics.read_bytes() == before
     report = msgspec.convert(json.loads((folder / "report.json").read_bytes())["report"], Report)
@@ -121,31 +121,56 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert shape == there.read_plan().cells[0].cost["parameters"]
 
 
-@pytest.fixture
-def tuned(learnable: list[str], tmp_path: Path) -> list[str]:
-    """A sweep of two hosts: the first has seed 0, which chooses, the second seed 1, which
-    reports.
-    """
+@pytest.mark.slow  # by default: tests/cli/test_work.py
+def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys):
     axes = ["--axes", "lr=1e-6,3e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
-    return ["sweep", *CONFIG, *learnable, *axes, f"--workdir={tmp_path / 's'}"]
+    tuned = ["sweep", *CONFIG, *learnable, *axes, f"--workdir={tmp_path / 's'}"]
+    assert main([*tuned, "--parallel=2"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of them choose lr; the other seeds run at the chosen values" in said and "lr of 1x8 admin: 0.03\n" in said
+    assert states(tmp_path / "s") == [FINISHED, WAITING, FINISHED, FINISHED]
 
 
-def test_a_host_whose_seeds_report_waits_for_the_choice(tuned, tmp_path, capsys):
-    assert main([*tuned, "--dry-run"]) == 0
-    assert "2 of them choose lr; the other seeds run at the chosen values" in capsys.readouterr().out
-    assert main([*tuned, "--cells=0/2"]) == os.EX_TEMPFAIL  # 0/2 is 2/2, for who counts from 0
-    assert "Some settings have no lr yet" in capsys.readouterr().out
-    assert states(tmp_path / "s") == [WAITING] * 4
+GROWN = ["sweep", *CONFIG, "--axes", "heads_per_layer=8,1", "seed=0,1", "--parallel=0"]
 
 
-@pytest.mark.slow  # by default: tests/verdict/test_tuning.py says what is chosen
-def test_only_the_best_value_is_trained_on_all_seeds(tuned, tmp_path, capsys):
-    folder = tmp_path / "s"
-    assert main([*tuned, "--cells=1/2", "--parallel=2"]) == 0
-    assert "  1x8 admin: 0.03\n" in capsys.readouterr().out
-    assert states(folder) == [FINISHED, WAITING, FINISHED, WAITING]
-    assert main([*tuned, "--cells=2/2"]) == 0
-    assert states(folder) == [FINISHED, WAITING, FINISHED, FINISHED]
+def test_a_plan_grows_in_place_and_says_what_was_added_when(tmp_path, capsys):
+    folder = SweepFolder(tmp_path / "s")
+    assert main([*GROWN, f"--workdir={folder.path}"]) == 0
+    assert capsys.readouterr().out.endswith(f"next: mhsh work {folder.path}, on as many machines as you like\n")
+    more = ["sweep", f"--workdir={folder.path}", "--add-seeds=2", "--parallel=0"]
+    for _ in range(2):  # the same command goes on: nothing of what it has added has been trained
+        assert main(more) == 0
+    assert main(["sweep", f"--workdir={folder.path}", "--axes", "seed=9", "heads_per_layer=2", "--parallel=0"]) == 0
+    assert main([*GROWN, f"--workdir={folder.path}"]) == 0  # as does the first one
+    plan = folder.read_plan()
+    assert [(axis.path, axis.values) for axis in plan.axes] == [("model.heads_per_layer", (8, 1, 2)), ("seed", (0, 1, 2, 3, 9))]
+    assert len(plan.cells) == 15
+    assert [(each.command, each.values, each.cells) for each in plan.history] == [
+        ("the plan", {"model.heads_per_layer": [8, 1], "seed": [0, 1]}, 4),
+        ("--add-seeds=2", {"seed": [2, 3]}, 4),
+        ("the plan", {"model.heads_per_layer": [2], "seed": [9]}, 7),
+    ]
+    assert main([*GROWN[:-3], "seed=0,1", "lr=1e-3", f"--workdir={folder.path}"]) == 2  # other axes are another sweep
+    assert "holds another sweep" in capsys.readouterr().err
+
+
+def test_seeds_that_are_added_do_not_choose(tmp_path):
+    folder = SweepFolder(tmp_path / "s")
+    assert (
+        main(
+            ["sweep", *CONFIG, "--axes", "lr=1e-3..1e-2", "seed=0,1,2,3", "--sample=4", "--over=lr", "--parallel=0"]
+            + [f"--workdir={folder.path}"]
+        )
+        == 0
+    )
+    assert folder.read_plan().choosing == Choosing("lr", 2)
+    assert folder.read_plan().axes[0].values == (0.001, 0.00178, 0.00316, 0.00562)
+    assert main(["sweep", f"--workdir={folder.path}", "--add-seeds=4", "--parallel=0"]) == 0
+    assert folder.read_plan().choosing == Choosing("lr", 2)
+    # More of the sample are the same values and others between.
+    assert main(["sweep", f"--workdir={folder.path}", "--axes", "lr=1e-3..1e-2", "seed=0", "--sample=5", "--parallel=0"]) == 0
+    assert folder.read_plan().axes[0].values == (0.001, 0.00133, 0.00178, 0.00316, 0.00562)
 
 
 @pytest.fixture
@@ -179,7 +204,8 @@ def test_a_longer_run_trains_all_its_steps_where_the_shorter_ones_checkpoint_is_
     long = SweepFolder(folder).run_folder("budget-40")
     shutil.rmtree(long.path / "checkpoints" / "32")  # to make room, say
     assert main([argument.replace("=20,40", "=20,40,60") for argument in lengths]) == 0
-    assert "budget-60 trains all its steps: budget-40 has no checkpoint from before its decay" in capsys.readouterr().out
+    (log,) = (folder / "logs").glob("*-0.log")
+    assert "budget-60 trains all its steps: budget-40 has no checkpoint from before its decay" in log.read_text()
     longest = SweepFolder(folder).run_folder("budget-60")
     assert longest.read_run()["branched_from"] is None
     losses = {row["step"]: row["loss"] for row in longest.rows() if row["split"] == "train"}
@@ -204,7 +230,7 @@ def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp
     # The same command has nothing left to run: the values that were added stay.
     assert main(refined) == 0
     said = capsys.readouterr().out
-    assert said.count(" cells to run") == 2 and all(f": 0 of {count} cells to run" in said for count in (len(rates), 1))
+    assert f"0 of {len(rates) + 1} cells to run" in said
 
 
 def _children(process: int) -> list[int]:
@@ -225,7 +251,7 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     (child,) = _children(killed.pid)
     killed.kill()
     killed.communicate()
-    # Its cell goes on, and no other sweep touches it.
+    # Its worker goes on, and no other one touches the cell.
     assert states(folder) == [RUNNING, WAITING]
     os.kill(child, signal.SIGKILL)
     while states(folder)[0] == RUNNING:
@@ -233,7 +259,7 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     assert states(folder) == [STOPPED, WAITING]
 
     stopped = subprocess.Popen(command(*arguments), **started)
-    log = folder / "logs" / "seed-0.out"
+    (log,) = (folder / "logs").glob("*-0.log")
     while "resuming from the checkpoint of step" not in log.read_text(encoding="utf-8"):
         assert stopped.poll() is None, stopped.communicate()
         time.sleep(0.05)

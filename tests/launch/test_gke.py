@@ -88,7 +88,7 @@ JOBSET = fields(
     ),
 )
 TRAIN = ("--", "train", "--workdir=gs://BUCKET/RUN")
-SWEEP = ("--volume=disk:/data", "--", "sweep", "--axes", "seed=0,1,2", "--workdir=/data/s")
+WORK = ("--volume=disk:/data", "--", "work", "/data/s")
 
 
 class Manifest:
@@ -162,15 +162,20 @@ def test_2_fails_at_once_and_everything_else_restarts(manifest: Callable) -> Non
 
 
 @pytest.mark.parametrize("target", [(*GPU[:3], "--nodes=4", "--gpus-per-node=1"), (*TPU[:3], "--topology=2x2", "--num-slices=4")])
-def test_each_pod_of_a_sweep_has_its_own_cells_and_restarts_alone(manifest: Callable, target: tuple[str, ...]) -> None:
-    made = manifest(*target, *SWEEP)
+def test_each_pod_is_a_worker_and_restarts_alone(manifest: Callable, target: tuple[str, ...]) -> None:
+    made = manifest(*target, *WORK)
     assert (made.replicated["replicas"], made.job["parallelism"], made.job["completions"]) == (1, 4, 4)
     assert "annotations" not in made.all["metadata"]  # its pods may lie in any node pool
     assert made.job["backoffLimitPerIndex"] == 100 and "backoffLimit" not in made.job
     assert made.job["podFailurePolicy"]["rules"][0]["action"] == "FailIndex"
     assert "FailedIndexes" in made.all["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
-    assert [made.arguments(pod)[-1] for pod in range(4)] == ["--cells=0/4", "--cells=1/4", "--cells=2/4", "--cells=3/4"]
-    assert made.arguments()[:-1] == list(SWEEP[2:])
+    assert made.arguments() == ["work", "/data/s"]
+
+
+def test_the_hosts_of_a_slice_are_one_worker(manifest: Callable) -> None:
+    made = manifest(*TPU, "--", "work", "gs://BUCKET/s")
+    assert (made.job["completions"], made.arguments()) == (4, ["work", "gs://BUCKET/s", "--distributed"])
+    assert made.job["podFailurePolicy"]["rules"][0]["action"] == "FailJob"
 
 
 def test_common_options(manifest: Callable) -> None:
@@ -184,7 +189,7 @@ def test_common_options(manifest: Callable) -> None:
     assert plain["terminationGracePeriodSeconds"] == 120 and "volumes" not in plain and "tolerations" not in plain
 
 
-@pytest.mark.parametrize("target", [(*TPU, *TRAIN), (*GPU, *SWEEP)])
+@pytest.mark.parametrize("target", [(*TPU, *TRAIN), (*GPU, *WORK)])
 def test_the_lines_to_uncomment(launch: Callable, target: tuple[str, ...]) -> None:
     """With all of them the manifest is still valid."""
     printed = launch("gke", "--dry-run", *target).stdout

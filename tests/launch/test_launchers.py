@@ -9,7 +9,7 @@ import pytest
 TPU = "--name=mine --image=IMAGE:1 --accelerator=tpu-v5-lite-podslice"
 GPU = "--name=mine --image=IMAGE:1 --accelerator=nvidia-h100-80gb"
 SLICE, NODES = f"{TPU} --topology=4x4", f"{GPU} --nodes=2 --gpus-per-node=8"
-TRAIN, SWEEP = "-- train --workdir=gs://BUCKET/RUN", "-- sweep --axes seed=0,1,2 --workdir=/data/s"
+TRAIN, WORK = "-- train --workdir=gs://BUCKET/RUN", "-- work gs://BUCKET/SWEEP"
 CREATE = "create mine --zone=z"
 
 MISTAKES = [
@@ -20,16 +20,14 @@ MISTAKES = [
     ("gke", f"{TPU} --topology=4*4 {TRAIN}", "'4*4' must be numbers with an x between, such as 4x4"),
     ("gke", f"{TPU} --topology=4x4x4 {TRAIN}", "--topology=4x4x4 must have 2 numbers for tpu-v5-lite-podslice"),
     ("gke", f"{TPU} --topology=3x3 {TRAIN}", "has no hosts of 4 chips"),
-    ("gke", f"{TPU} --topology=2x2 --num-slices=2 {TRAIN}", "several slices of a run more"),
+    ("gke", f"{TPU} --topology=2x2 --num-slices=2 {TRAIN}", "is 1 hosts; start each run by itself"),
     ("gke", f"{SLICE} --nodes=2 {TRAIN}", "does not go with --nodes"),
     ("gke", f"{GPU} --nodes=2 {TRAIN}", "nvidia-h100-80gb needs --gpus-per-node"),
     ("gke", f"{NODES} --num-slices=2 {TRAIN}", "nvidia-h100-80gb does not go with --num-slices"),
     ("gke", f"{SLICE} --num-slices=none {TRAIN}", "'none' must be a number from 1"),
     ("gke", f"{SLICE} --volume=disk {TRAIN}", "'disk' must be CLAIM:/PATH"),
-    ("gke", f"{NODES} {SWEEP}", "a sweep needs --volume=CLAIM:/PATH"),
-    ("gke", f"{NODES} --volume=d:/data -- sweep --workdir=gs://b/s", "running cells are found by file locks"),
-    ("gke", f"{NODES} --volume=d:/data {SWEEP} --cells=1/2", "and no --cells"),
-    ("gke", f"{SLICE} --volume=d:/data {SWEEP}", "a sweep needs slices of one host"),
+    ("gke", f"{NODES} -- sweep --workdir=gs://b/s", "mhsh sweep runs on one host, and these are 2"),
+    ("gke", f"{SLICE} --num-slices=2 {WORK}", "is 4 hosts; start each worker by itself"),
     ("gke", f"{NODES} -- eval RUN", "mhsh eval runs on one host, and these are 2"),
     ("gke", SLICE, "needs the arguments of mhsh after --"),
     ("gke", f"{SLICE} -- train --num-processes=2", "--num-processes is set by this launcher"),

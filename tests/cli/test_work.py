@@ -1,0 +1,43 @@
+"""Tests of `mhsh work`: which cells are needed, and workers in real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from mhsh.cli.main import main
+from mhsh.cli.work import Needed
+from mhsh.sweep.folder import FAILED, FINISHED, Choosing, SweepFolder
+from tests.clusters import finish, start
+from tests.conftest import load_fields
+from tests.runs import CONFIG
+from tests.sweeps import write_sweep
+from tests.test_clusters import assert_same_curve
+
+
+def test_the_choosing_cells_come_first_and_then_the_others_at_the_values_chosen(tmp_path, capsys):
+    """The first shape has its best rate before the second one has ended."""
+    ends = {f"heads_per_layer-8_learning_rate-{rate}_seed-0": loss for rate, loss in (("0.001", 2.0), ("0.002", 1.0))}
+    axes = ["heads_per_layer=8,1", "lr=1e-3,2e-3", "seed=0,1,2"]
+    folder = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), axes, ends)
+    plan = dataclasses.replace(folder.read_plan(), choosing=Choosing("lr", 1))
+    needed, choosing = Needed(folder), [cell.name for cell in plan.cells if cell.name.endswith("seed-0")]
+    assert needed(plan, ()) == choosing
+    capsys.readouterr()
+    for _ in range(2):  # it is said once
+        reporting = [f"heads_per_layer-8_learning_rate-0.002_seed-{seed}" for seed in (1, 2)]
+        assert needed(plan, list(ends)) == [*choosing, *reporting]
+    assert capsys.readouterr().out.endswith(" admin: 0.002\n")
+
+
+def test_two_processes_train_the_cells_of_a_sweep_together(unbroken: Path, corpus: str, tmp_path: Path) -> None:
+    """A cell that fails in both stops neither."""
+    text, folder = corpus.partition("=")[2], SweepFolder(tmp_path / "s")
+    axes = ["--axes", f"source=text:{tmp_path / 'missing.txt'},{text}", f"--workdir={folder.path}"]
+    assert main(["sweep", *CONFIG, *axes, "--parallel=0"]) == 0
+    results = finish(start(2, ["work", str(folder.path)]))
+    assert [status for status, _, _ in results] == [2, 2], results
+    names = [cell.name for cell in folder.read_plan().cells]
+    assert [folder.state(name).kind for name in names] == [FAILED, FINISHED]
+    assert "missing.txt" in results[1][2] and f"{names[1]}: finished" in results[0][1]
+    assert_same_curve(Path(folder.run_folder(names[1]).path), unbroken)
