@@ -22,7 +22,7 @@ VALIDATED_ALIKE = {"batch": "ba7c4e5"}
 
 
 def write_sweep(
-    path: Path, fields: Mapping[str, Any], axes: Sequence[str], ends: Mapping[str, Any], reason: str = ""
+    path: str | Path, fields: Mapping[str, Any], axes: Sequence[str], ends: Mapping[str, Any], reason: str = ""
 ) -> SweepFolder:
     """A sweep folder; `ends` by cell: its final loss (training and validation alike), nan where
     training gave up, FAILED with `reason`; a cell that is not named has not run.

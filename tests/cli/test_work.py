@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from mhsh.cli.compare import Question, make_report
 from mhsh.cli.main import main
 from mhsh.cli.work import Needed
+from mhsh.report.watch import Watched
 from mhsh.sweep.folder import FAILED, FINISHED, Choosing, SweepFolder
+from mhsh.verdict.experiment import load_experiment
 from tests.clusters import finish, start
 from tests.conftest import load_fields
 from tests.runs import CONFIG
 from tests.sweeps import write_sweep
+from tests.test_buckets import use_here
 from tests.test_clusters import assert_same_curve
 
 
@@ -28,6 +32,23 @@ def test_the_choosing_cells_come_first_and_then_the_others_at_the_values_chosen(
         reporting = [f"heads_per_layer-8_learning_rate-0.002_seed-{seed}" for seed in (1, 2)]
         assert needed(plan, list(ends)) == [*choosing, *reporting]
     assert capsys.readouterr().out.endswith(" admin: 0.002\n")
+
+
+def test_a_sweep_in_a_bucket_is_read_as_one_on_a_disk_and_watched(tmp_path, bucket, monkeypatch):
+    use_here(bucket, monkeypatch)
+    ends = {f"heads_per_layer-{heads}_seed-{seed}": 2.0 + seed / heads for heads in (8, 1) for seed in (0, 1, 2)}
+    axes, fields = ["heads_per_layer=8,1", "seed=0,1,2,3"], load_fields("evidence", "heads")
+    here, there = write_sweep(tmp_path / "s", fields, axes, ends), write_sweep("gs://runs/s", fields, axes, ends)
+    loaded = [load_experiment([str(folder.path)]) for folder in (here, there)]
+    seen = [
+        [(group.name, [(each.name, each.state, each.run and each.run.end) for each in group.members]) for group in each.groups]
+        for each in loaded
+    ]
+    assert seen[0] == seen[1] and loaded[0].problems == loaded[1].problems == ()
+    watched = Watched([str(there.path)], lambda: make_report(Question([str(there.path)])), rest=0)
+    before = watched.newest().tag
+    there.finish("heads_per_layer-1_seed-3", 2, "it has failed without a run")
+    assert watched.newest().tag != before
 
 
 def test_two_processes_train_the_cells_of_a_sweep_together(unbroken: Path, corpus: str, tmp_path: Path) -> None:
