@@ -49,6 +49,7 @@ def run(
     with_pretraining: bool = False,
     out: str | None = None,
     png: bool = False,
+    paper: bool = False,
     watch: bool = False,
     port: int | None = None,
 ) -> int:
@@ -64,12 +65,13 @@ def run(
       by: compare by these swept FIELD,..., once for each setting of the others
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
       measure: what is tested: loss, or a metric such as bleu
-      target: the loss to reach; by default the highest final loss of a run that trained
+      target: the loss to reach; by default the highest final loss of the baseline
       baseline: the group, or a run of it, to compare with; the first by default
       treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept
       with_pretraining: count what the runs started from: steps, tokens, FLOPs and device seconds
       out: the page; report.html by default
       png: write the figures as PNG too
+      paper: write report.pdf, all figures in a serif face, and report.tex, the table of results
       watch: serve the page on this machine and refresh it while runs train
       port: where --watch serves it; any free port by default
 
@@ -84,27 +86,33 @@ def run(
     fields, meant = by.split(",") if by else (), treatment.split(",") if treatment else None
     question = Question(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining)
     if watch:
-        if out is not None or png:
-            raise UserError("--watch serves the page and writes nothing; leave --out and --png away")
+        if out is not None or png or paper:
+            raise UserError("--watch serves the page and writes nothing; leave --out, --png and --paper away")
         return _watch(question, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
     page = "report.html" if out is None else out
-    check_suffix("--out", page, "this is the page, and .json, .md, .csv, .svg (with --png .png) lie beside it", ".html", ".htm")
+    check_suffix(
+        "--out",
+        page,
+        "this is the page; beside it lie .json, .md, .csv and .svg (with --png .png, with --paper .pdf, .tex)",
+        ".html",
+        ".htm",
+    )
     check_writable("--out", page)
-    return 2 if write_report(question, Path(page), png).problems else 0
+    return 2 if write_report(question, Path(page), png, paper).problems else 0
 
 
-def write_report(question: Question, page: Path, with_png: bool = False) -> Report:
+def write_report(question: Question, page: Path, with_png: bool = False, for_paper: bool = False) -> Report:
     """Writes the report and prints its start.
 
     Raises:
       UserError: as `run`.
     """
-    write_files = prepare_files(page, with_png)
+    write_files = prepare_files(page, with_png, for_paper)
     report = make_report(question)
     if report.curves is None and not report.points:
-        raise UserError(f"nothing to draw: {'; '.join(report.problems) or report.title}")
+        raise UserError("; ".join(report.problems) or report.title)
     for problem in report.problems:
         print(f"mhsh compare: {problem}", file=sys.stderr)
     paths = write_files(report)
@@ -133,7 +141,7 @@ def make_report(question: Question) -> Report:
     speed = read_speed(benches)
     if question != Question(question.paths) or len(benches) < len(question.paths):
         raise UserError(
-            f"{benches[0]} is of mhsh bench: such files have a page of their own, and take no option but --out and --png; leave "
+            f"{benches[0]} is of mhsh bench: such files have a page of their own, and take only --out, --png and --paper; leave "
             "runs and other options away"
         )
     return speed_report(speed)

@@ -75,6 +75,20 @@ def build_report(comparisons: Sequence[Comparison], changes: Sequence[Change] = 
         conditions=tuple(table for section in sections if (table := conditions_table(section)) is not None),
         problems=tuple(dict.fromkeys(line for each in comparisons for line in each.experiment.problems)),
         rules=_rules(comparisons, bool(changes)),
+        caption=_caption(sections, len(changes)),
+    )
+
+
+def _caption(sections: Sequence[Section], changes: int) -> str:
+    """What a table of results in a paper says of its numbers."""
+    groups = [group for section in sections for group in section.groups]
+    seeds = sorted({len(group.trained) for group in groups if group.trained})
+    words = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
+    tests = changes + sum(bool(finding and finding.tested) for section in sections for finding in section.comparison.findings)
+    return (
+        f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
+        f"{_baseline_words(sections)}, seed by seed where both have it. \u25bc (lower) and \u25b2 (higher) are significant at 5 % "
+        f"after Holm's correction for {tests} test{'s' * (tests != 1)}."
     )
 
 
@@ -165,9 +179,8 @@ def _looks(sections: Sequence[Section]) -> list[tuple[int, int]]:
 
 
 def _baseline_words(sections: Sequence[Section]) -> str:
-    names = dict.fromkeys(section.groups[section.comparison.baseline].name for section in sections if section.groups)
-    where = " of its own section" if len(sections) > 1 else ""
-    return f"{next(iter(names))}{where}" if len(names) == 1 else "the baseline of its own section"
+    names = {section.groups[section.comparison.baseline].name for section in sections if section.groups}
+    return f"{names.pop() if len(names) == 1 else 'the baseline'}{' in the same section' * (len(sections) > 1)}"
 
 
 def _curve_groups(section: Section) -> list[CurveGroup]:

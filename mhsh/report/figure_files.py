@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
@@ -25,6 +26,7 @@ from mhsh.report.report import Series
 from mhsh.text import shorten
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of one column
+TEXT = 5.5  # of the text of a paper in one column
 INK, PAPER, LINE = "#1b1b1b", "#ffffff", "#c9ccd1"
 _LEGEND_ROW = 0.122  # inches
 _CAPTION_ROW = 0.17
@@ -89,9 +91,12 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 
 @contextlib.contextmanager
-def figure_style() -> Iterator[None]:
-    """Figures that are made inside have fonts for a column of a paper."""
+def figure_style(serif: bool = False) -> Iterator[None]:
+    """Figures that are made inside have fonts for a column of a paper; as `serif` STIX, in which a
+    PDF has text that can be selected and edited (type 42).
+    """
     settings: dict[str, Any] = {
+        **({"font.family": "STIXGeneral", "mathtext.fontset": "stix", "pdf.fonttype": 42} if serif else {}),
         "font.size": 8,
         "axes.titlesize": 8,
         "axes.labelsize": 8,
@@ -122,14 +127,30 @@ def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
     """
     metadata: dict[str, Any] = {"Software": author} if kind == "png" else {"Creator": author, "Date": None}
     buffer = io.BytesIO()
+    with _printable(author, figure):
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return _with_palette(buffer.getvalue(), author) if kind == "png" else buffer.getvalue()
+
+
+def pdf_bytes(figures: Sequence[Figure], author: str) -> bytes:
+    """A PDF with a page a figure, that names its `author` and no date."""
+    buffer = io.BytesIO()
+    with PdfPages(buffer, metadata={"Creator": author, "CreationDate": None}) as pages:
+        for figure in figures:
+            with _printable(author, figure):
+                pages.savefig(figure)
+    return buffer.getvalue() + f"% {author}\n".encode()  # a comment, after the end
+
+
+@contextlib.contextmanager
+def _printable(author: str, figure: Figure) -> Iterator[None]:
     # svg.hashsalt: matplotlib's element names are random without it.
     with mpl.rc_context({"svg.hashsalt": author}), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; the run is named in full in the report.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         if figure.get_layout_engine() is not None:
             _lay_out(figure)
-        figure.savefig(buffer, format=kind, metadata=metadata)
-    return _with_palette(buffer.getvalue(), author) if kind == "png" else buffer.getvalue()
+        yield
 
 
 def _with_palette(png: bytes, author: str) -> bytes:

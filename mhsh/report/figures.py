@@ -1,9 +1,9 @@
-"""The report's figures as SVG or PNG for papers. Equal reports give equal bytes."""
+"""The figures of curves and points, drawn inside `figure_style`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,10 @@ from mhsh.report.figure_files import (
     add_legend,
     caption_characters,
     curve_style,
-    figure_bytes,
-    figure_style,
     log_ticks,
     series_style,
 )
-from mhsh.report.report import MARK, Curves, Points
+from mhsh.report.report import Curves, Points
 from mhsh.text import count, format_loss, format_signed, shorten
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
@@ -40,9 +38,9 @@ _TICK_CHARACTERS = 36  # below a figure of a column's width; more are turned
 _ROW = 0.055  # of a panel's height: between final values
 
 
-def curves_figure(curves: Curves, kind: str) -> bytes:
+def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
     """The mean loss of every group on the first split that has any, and beside it the differences
-    to the baseline; as an `svg` or a `png`.
+    to the baseline.
     """
     split = next((split for split in curves.splits if any(split in run.curves for run in curves.runs)), "")
     name, every = curves.splits.get(split, ""), range(len(curves.groups))
@@ -55,62 +53,60 @@ def curves_figure(curves: Curves, kind: str) -> bytes:
         changes = {place: difference_lines(curves, place, split) for place in every}
         panels.append((changes, f"difference in {name} loss", [0.0]))
         caption = f"{caption}; differences are to {curves.baseline}"
-    with figure_style():
-        figure = Figure(figsize=(PAGE, 2.5), layout="constrained")
-        for axes, (drawn, title, levels) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _draw_panel(axes, drawn, styles, is_difference=drawn is not lines)
-            for value in levels:
-                axes.axhline(value, color=_GREY, linestyle=":", zorder=1)
-            axes.set_title(title)
-            axes.set_ylabel("nats per token")
-            axes.set_xlabel(next(iter(curves.axes.values())))
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
-        drawn = [place for place in every if lines[place]]
-        named = [place for place in drawn if place < _MOST_NAMED]
-        handles: list[Artist] = [_sample(styles[place]) for place in named]
-        labels = [curves.groups[place].name + " \u2260" * bool(curves.groups[place].unequal) for place in named]
-        if len(drawn) > len(named):
-            handles.append(Line2D([], [], color=_GREY, linewidth=1))
-            labels.append(f"{len(drawn) - len(named)} others, named on the page")
-        handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(references)
-        labels += [reference.label for reference in references]
-        add_legend(figure, handles, labels, shorten(caption, caption_characters(PAGE)))
-        return figure_bytes(figure, kind, MARK)
+    figure = Figure(figsize=(width, 2.5), layout="constrained")
+    for axes, (drawn, title, levels) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, drawn, styles, is_difference=drawn is not lines)
+        for value in levels:
+            axes.axhline(value, color=_GREY, linestyle=":", zorder=1)
+        axes.set_title(title)
+        axes.set_ylabel("nats per token")
+        axes.set_xlabel(next(iter(curves.axes.values())))
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    drawn = [place for place in every if lines[place]]
+    named = [place for place in drawn if place < _MOST_NAMED]
+    handles: list[Artist] = [_sample(styles[place]) for place in named]
+    labels = [curves.groups[place].name + " \u2260" * bool(curves.groups[place].unequal) for place in named]
+    if len(drawn) > len(named):
+        handles.append(Line2D([], [], color=_GREY, linewidth=1))
+        labels.append(f"{len(drawn) - len(named)} others, named on the page")
+    handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(references)
+    labels += [reference.label for reference in references]
+    add_legend(figure, handles, labels, shorten(caption, caption_characters(width)))
+    return figure
 
 
-def points_figure(points: Points, kind: str) -> bytes:
-    """As an `svg` or a `png`. Hollow points are those of the page."""
-    with figure_style():
-        figure = Figure(figsize=(COLUMN, 2.5), layout="constrained")
-        axes = figure.subplots()
-        for place, (series, x) in enumerate(zip(points.series, _beside(points), strict=True)):
-            style = series_style(series, place)
-            y = [point.y for point in series.points]
-            low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
-            high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
-            axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle if series.joined else "none")
-            for at, point in zip(x, series.points, strict=True):
-                face = PAPER if point.hollow else style.color
-                axes.plot([at], [point.y], style.marker, color=style.color, markerfacecolor=face, zorder=3)
-        if points.log_x:
-            axes.set_xscale("log")
-            ticks = log_ticks(*axes.get_xlim())
-            axes.set_xticks(ticks, map(_tick, ticks))
-        if points.log_y:
-            axes.set_yscale("log")
-            ticks = log_ticks(*axes.get_ylim())
-            axes.set_yticks(ticks, map(_tick, ticks))
-        if points.ticks:
-            _name_ticks(axes, points)
-        axes.minorticks_off()
-        for reference in points.references:
-            axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
-        axes.set_xlabel(points.x_title, parse_math=False)
-        axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
-        handles: list[Artist] = [_sample(series_style(series, place)) for place, series in enumerate(points.series)]
-        handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
-        add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
-        return figure_bytes(figure, kind, MARK)
+def points_figure(points: Points, width: float = COLUMN) -> Figure:
+    """Hollow points are those of the page."""
+    figure = Figure(figsize=(width, 2.5), layout="constrained")
+    axes = figure.subplots()
+    for place, (series, x) in enumerate(zip(points.series, _beside(points), strict=True)):
+        style = series_style(series, place)
+        y = [point.y for point in series.points]
+        low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
+        high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
+        axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle if series.joined else "none")
+        for at, point in zip(x, series.points, strict=True):
+            face = PAPER if point.hollow else style.color
+            axes.plot([at], [point.y], style.marker, color=style.color, markerfacecolor=face, zorder=3)
+    if points.log_x:
+        axes.set_xscale("log")
+        ticks = log_ticks(*axes.get_xlim())
+        axes.set_xticks(ticks, map(_tick, ticks))
+    if points.log_y:
+        axes.set_yscale("log")
+        ticks = log_ticks(*axes.get_ylim())
+        axes.set_yticks(ticks, map(_tick, ticks))
+    if points.ticks:
+        _name_ticks(axes, points)
+    axes.minorticks_off()
+    for reference in points.references:
+        axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
+    axes.set_xlabel(points.x_title, parse_math=False)
+    axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
+    handles: list[Artist] = [_sample(series_style(series, place)) for place, series in enumerate(points.series)]
+    handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
+    add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
+    return figure
 
 
 def _beside(points: Points) -> list[Float[np.ndarray, " points"]]:
@@ -170,15 +166,27 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
     if len(values):
         room = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.05
         axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
-    low, high = axes.get_ylim()
-    ends = [(place, line) for place, line in each if place < _MOST_NAMED and low <= line.y[-1] <= high]
-    for at in sorted({float(line.x[-1]) for _, line in ends}):  # lines of one length have one column of values
-        column = sorted(((place, line) for place, line in ends if line.x[-1] == at), key=lambda entry: entry[1].y[-1])
-        for index, height in beside([(line.y[-1] - low) / (high - low) for _, line in column], _ROW, 0.0, 1.0).items():
-            place, value = column[index][0], float(column[index][1].y[-1])
-            text = format_signed(value) if is_difference else format_loss(value)
-            x = 1.02 if at == last else (at - axes.get_xlim()[0]) / np.ptp(axes.get_xlim()) + 0.015
-            axes.annotate(text, (x, height), xycoords="axes fraction", va="center", fontsize=6, color=styles[place].color)
+    _label_ends(
+        axes,
+        [(place, line) for place, line in each if place < _MOST_NAMED],
+        styles,
+        format_signed if is_difference else format_loss,
+    )
+
+
+def _label_ends(axes: Axes, lines: Sequence[tuple[int, Line]], styles: Sequence[CurveStyle], words: Callable[[float], str]) -> None:
+    """The final values where lines end, and at their heights; those of one length have a column."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    ends = [(place, line) for place, line in lines if low <= line.y[-1] <= high]
+    last = max((line.x[-1] for _, line in ends), default=0.0)
+    for at in sorted({float(line.x[-1]) for _, line in ends}):
+        column = sorted(((place, float(line.y[-1])) for place, line in ends if line.x[-1] == at), key=lambda entry: entry[1])
+        x = 1.02 if at == last else (at - left) / (right - left) + 0.015
+        box = {"facecolor": PAPER, "alpha": 0.7 * (at < last), "pad": 0.3, "linewidth": 0}
+        for index, height in beside([(value - low) / (high - low) for _, value in column], _ROW, 0.0, 1.0).items():
+            place, value = column[index]
+            drawn = axes.annotate(words(value), (x, height), xycoords="axes fraction", va="center", fontsize=6, bbox=box)
+            drawn.set_color(styles[place].color)
 
 
 def _sample(style: CurveStyle) -> Line2D:

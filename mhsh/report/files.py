@@ -5,31 +5,36 @@ reports are replaced as a whole; anything else is refused.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from matplotlib.figure import Figure
 
 from mhsh.config.recorded import WRITER
 from mhsh.errors import UserError
 from mhsh.report.curves import places_of
+from mhsh.report.figure_files import TEXT, figure_bytes, figure_style, pdf_bytes
 from mhsh.report.figures import curves_figure, points_figure
 from mhsh.report.html import to_html
 from mhsh.report.markdown import report_to_markdown
 from mhsh.report.report import MARK, Curves, Report, Table
+from mhsh.report.table_figures import forest_figure, map_figure
+from mhsh.report.tex import report_to_tex
 from mhsh.storage.files import write_atomically
 from mhsh.storage.questions import is_file
 
-_START = 4096  # bytes searched for the mark
+_START = 4096  # bytes at both ends, searched for the mark
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def prepare_files(page: Path, with_png: bool = False) -> Callable[[Report], list[Path]]:
+def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -> Callable[[Report], list[Path]]:
     """What writes a report to `page` and beside it: report.json, report.md, report.csv (the table
-    of groups), report_curves.csv, report.svg, and an svg for each further figure; with `with_png`
-    each figure also as a png. The writer gives the paths.
+    of groups), report_curves.csv, and an svg for each figure; with `with_png` each figure also as a
+    png, and with `for_paper` report.pdf (all figures) and report.tex. The writer gives the paths.
 
     Raises:
       UserError: one of these files exists and is no former report; checked before anything is
@@ -37,23 +42,23 @@ def prepare_files(page: Path, with_png: bool = False) -> Callable[[Report], list
     """
     kinds = ("svg", "png") if with_png else ("svg",)
     stem = page.with_suffix("")
-    beside = [Path(f"{stem}{end}") for end in (".json", ".md", ".csv", "_curves.csv", *(f".{kind}" for kind in kinds))]
-    for path in (page, *beside):
+    ends = (".json", ".md", ".csv", "_curves.csv", *(f".{kind}" for kind in kinds), *((".pdf", ".tex") if for_paper else ()))
+    for path in (page, *(Path(f"{stem}{end}") for end in ends)):
         check_replaceable(path, MARK)
 
     def write_files(report: Report) -> list[Path]:
         contents = {page: to_html(report), Path(f"{stem}.json"): to_json(report)}
-        names = {}
-        for kind in kinds:
-            if report.curves is not None:
-                contents[Path(f"{stem}.{kind}")] = curves_figure(report.curves, kind)
-            for number, points in enumerate(report.points, 1):
-                contents[Path(f"{stem}_{number}.{kind}")] = points_figure(points, kind)
+        figures = _figures(report)
+        with figure_style():
+            drawn = [(end, draw()) for end, _, draw in figures]
+            contents |= {Path(f"{stem}{end}.{kind}"): figure_bytes(each, kind, MARK) for kind in kinds for end, each in drawn}
+        if for_paper:
+            with figure_style(serif=True):
+                contents[Path(f"{stem}.pdf")] = pdf_bytes([draw(TEXT) for _, _, draw in figures], MARK)
+            contents[Path(f"{stem}.tex")] = report_to_tex(report, MARK)
         if report.curves is not None:
-            names[f"{stem.name}.svg"] = "Curves"
             contents[Path(f"{stem}_curves.csv")] = curves_to_csv(report.curves)
-        names |= {f"{stem.name}_{number}.svg": points.title for number, points in enumerate(report.points, 1)}
-        contents[Path(f"{stem}.md")] = report_to_markdown(report, names)
+        contents[Path(f"{stem}.md")] = report_to_markdown(report, {f"{stem.name}{end}.svg": title for end, title, _ in figures})
         if report.tables:
             contents[Path(f"{stem}.csv")] = table_to_csv(report.tables[0])
         for path in contents:
@@ -65,8 +70,23 @@ def prepare_files(page: Path, with_png: bool = False) -> Callable[[Report], list
     return write_files
 
 
+def _figures(report: Report) -> list[tuple[str, str, Callable[..., Figure]]]:
+    """Of every figure the end of its file's name, its title, and what draws it in a width."""
+    found: list[tuple[str, str, Callable[..., Figure]]] = []
+    if report.differences:
+        found.append(("_forest", "Differences", functools.partial(forest_figure, report)))
+    if report.curves is not None:
+        found.append(("", "Curves", functools.partial(curves_figure, report.curves)))
+    for number, table in enumerate(report.rates, 1):
+        found.append((f"_rates_{number}" if number > 1 else "_rates", table.title, functools.partial(map_figure, table)))
+    found += [
+        (f"_{number}", points.title, functools.partial(points_figure, points)) for number, points in enumerate(report.points, 1)
+    ]
+    return found
+
+
 def check_replaceable(path: Path, mark: str) -> None:
-    """Checks that `path` is free or a former report, which holds the mark near its start.
+    """Checks that `path` is free or a former report, which holds the mark near one end.
 
     Raises:
       UserError: it is something else, or cannot be read.
@@ -78,6 +98,8 @@ def check_replaceable(path: Path, mark: str) -> None:
     try:
         with open(path, "rb") as file:
             start = file.read(_START)
+            file.seek(max(0, path.stat().st_size - _START))
+            start += file.read()  # a PDF names its author at its end
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; choose another --out") from error
     if start and mark.encode() not in start:

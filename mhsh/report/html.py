@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import functools
 import hashlib
-import statistics
 from collections.abc import Iterable
 from importlib import resources
 from importlib.metadata import distribution
@@ -77,7 +76,8 @@ def _parts(report: Report) -> dict[str, Markup]:
     values: dict[str, Any] = {"cells": _cells, "caution": _caution, "CAUTION": CAUTION, "reference_style": _REFERENCE}
     values |= {"views": views, "fields": fields, "series_style": series_style}
     made: Any = _environment().get_template("parts.html").make_module(values)
-    claim, others = made.claim(report, style_of, forest_of(report)), made.tables(report, style_of)
+    forest = Forest(*report.bounds, report.margin) if report.differences else None
+    claim, others = made.claim(report, style_of, forest), made.tables(report, style_of)
     parts = {"claim": claim, "figures": made.figures(report, style_of), "tables": others}
     if curves is not None:
         parts |= {"controls": made.controls(curves), "more": made.more(), "notes": made.notes(curves)}
@@ -101,19 +101,6 @@ class Forest:
         """A round number that lies inside on one side at least."""
         most = max(self.high, -self.low)
         return next(step for power in range(9, -12, -1) for step in (5 * 10.0**power, 2 * 10.0**power, 10.0**power) if step <= most)
-
-
-def forest_of(report: Report) -> Forest | None:
-    """The scale of all differences of a page; None where there are none. Intervals that are over
-    five times as far from zero as half of them are cut.
-    """
-    cells = [row.full[place] for table in report.results for row in table.rows for place, c in enumerate(table.columns) if c.forest]
-    ends = [value for cell in cells for value in (cell.value, cell.low, cell.high) if value is not None]
-    if not ends:
-        return None
-    most = 5 * statistics.median(map(abs, ends)) or max(map(abs, ends)) or 1.0
-    shown = [*(max(-most, min(most, value)) for value in ends), 0.0, *([report.margin, -report.margin] if report.margin else [])]
-    return Forest(min(shown), max(shown), report.margin)
 
 
 def _style_of(report: Report, row: Row) -> CurveStyle | None:

@@ -16,7 +16,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]<>|&~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 def report_to_markdown(report: Report, pictures: Mapping[str, str]) -> bytes:
     """The answer, the sentences below it and the problems, then pictures and all tables."""
-    tables = [*report.tables, *report.conditions]
+    tables = [*report.tables, *report.rates, *report.conditions]
     problems = [f"Problem: {problem}" for problem in report.problems]
     return to_markdown([f"{report.title}.", *report.summary, *problems], pictures, tables)
 

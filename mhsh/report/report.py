@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 
 MARK = "written by mhsh compare"  # near the start of every file, as its generator
@@ -63,11 +64,17 @@ class Table:
     rows: tuple[Row, ...]
     note: str = ""  # a sentence below, such as what the marks mean
     intervals: str = ""  # another one, of what the notes of its cells are; said where these are shown
+    section: str = ""  # what it is of, where there are several of its kind
 
     @classmethod
     def of_text(cls, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
         """A table of text alone."""
         return cls(title, tuple(map(Column, headings)), tuple(Row(tuple(cells)) for cells in rows), note)
+
+    @property
+    def forests(self) -> list[int]:
+        """The places of its columns of differences."""
+        return [place for place, column in enumerate(self.columns) if column.forest]
 
     def without_empty_columns(self) -> Table:
         """Without the columns that hold no text in any row."""
@@ -213,8 +220,26 @@ class Report:
     conditions: tuple[Table, ...] = ()  # what differs between the groups, and what it means for the verdict
     problems: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()  # how each number is made
+    caption: str = ""  # of the table of results in a paper
 
     @property
     def results(self) -> tuple[Table, ...]:
         """The tables of differences, one a section."""
-        return tuple(table for table in self.tables if any(column.forest for column in table.columns))
+        return tuple(table for table in self.tables if table.forests)
+
+    @property
+    def differences(self) -> list[Cell]:
+        """Those of all groups that have one."""
+        cells = [row.full[place] for table in self.results for place in table.forests for row in table.rows]
+        return [cell for cell in cells if cell.value is not None]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What is drawn of the differences. Intervals are cut that are over five times as far from
+        zero as half of them.
+        """
+        ends = [value for cell in self.differences for value in (cell.value, cell.low, cell.high) if value is not None]
+        most = 5 * statistics.median(map(abs, ends)) if ends else 0.0
+        most = most or max(map(abs, ends), default=0.0) or 1.0
+        shown = [0.0, *(max(-most, min(most, value)) for value in ends), *([self.margin, -self.margin] if self.margin else [])]
+        return (min(shown), max(shown)) if len(set(shown)) > 1 else (-most, most)

@@ -23,6 +23,7 @@ from mhsh.verdict.findings import (
 )
 
 MOST_WORDS = 25  # of a title
+_NOT_ENOUGH = " not enough to rule out chance"
 _FAIR = "A fair comparison:"
 
 
@@ -80,7 +81,7 @@ def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
     return [
         f"{f'{start}: ' * bool(start)}{one} {ends} {two} ({words})"
         for one, two in names
-        for words in (sure, sure.removeprefix("95 % interval "))
+        for words in (sure, sure.removeprefix("95 % interval ").split(_NOT_ENOUGH)[0].removesuffix(" is").removesuffix(" are"))
     ]
 
 
@@ -344,7 +345,7 @@ def _of(own: Estimate | None) -> str:
 def _interval(apart: Estimate) -> str:
     seeds = f"{apart.seeds} seed{'s' * (apart.seeds != 1)}"
     if apart.seeds < MIN_SEEDS:
-        return f"{'one seed is' if apart.seeds == 1 else f'{apart.seeds} seeds are'} not enough to rule out chance"
+        return f"{'one seed is' if apart.seeds == 1 else f'{apart.seeds} seeds are'}{_NOT_ENOUGH}"
     if not apart.has_interval:
         return f"{seeds}, no spread"
     if not math.isfinite(apart.high - apart.low):

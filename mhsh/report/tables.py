@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mhsh import text
+from mhsh.config.fields import SHAPING
 from mhsh.report.report import CAUTION, Cell, Column, Row, Table
 from mhsh.report.sentences import cautions, unbounded
-from mhsh.sweep.axes import BUDGET
+from mhsh.sweep.axes import BUDGET, LEARNING_RATE
 from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, estimate, known_estimate
 from mhsh.verdict.experiment import TRAINED, Group, Member
@@ -75,7 +76,7 @@ def groups_table(section: Section) -> Table:
         cells += ["; ".join(cautions(comparison, place))]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     title = f"{section.prefix}Results by group"
-    return Table(title, columns, tuple(rows), _MARK_NOTE, _INTERVAL_NOTE).without_empty_columns()
+    return Table(title, columns, tuple(rows), _MARK_NOTE, _INTERVAL_NOTE, comparison.name).without_empty_columns()
 
 
 def tuned_fields(section: Section) -> list[str]:
@@ -129,7 +130,8 @@ def rates_tables(sections: Sequence[Section]) -> list[Table]:
     maps: dict[str, dict[str, dict[float, list[float]]]] = {}
     for section in sections:
         tuned = tuned_fields(section)
-        axes = [axis.path for axis in section.comparison.experiment.axes if axis.path != BUDGET and "." in axis.path]
+        swept = [axis.path for axis in section.comparison.experiment.axes if "." in axis.path and axis.path not in SHAPING]
+        axes = [path for path in swept if path == LEARNING_RATE] or swept
         for path in tuned or axes:
             rows = _chosen_from(section) if tuned else _by_value(section, path)
             maps.setdefault(path.split(".")[-1], {}).update((f"{section.prefix}{name}", grid) for name, grid in rows.items())

@@ -38,7 +38,7 @@ DIFFERENCE_RULE = (
     "groups that are compared with the baseline. The p-value is that of the interval: 5 % where its end is zero; where all "
     f"seeds differ by the same it is that of the sign test. It takes {MIN_SEEDS} seeds."
 )
-TOO_FEW = f"Fewer than {MIN_SEEDS} seeds cannot tell a difference from chance."
+TOO_FEW = f"Fewer than {MIN_SEEDS} seeds are not enough to rule out chance."
 
 Replicate = tuple[int, int]  # train.seed and data.seed
 

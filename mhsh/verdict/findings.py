@@ -112,9 +112,9 @@ def compare(
     Raises:
       UserError: there is no such baseline, measure or target.
     """
-    measured = measure_all(experiment, measure, target)
-    estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
     place = baseline_place(experiment.groups, baseline)
+    measured = measure_all(experiment, measure, target, place)
+    estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
     comparison = Comparison(section, experiment, measured, tuple(treatment), place, (), estimates)
     one_unit = not other_unit(experiment.runs)
     places = range(len(experiment.groups))

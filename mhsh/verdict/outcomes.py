@@ -27,7 +27,7 @@ TARGET_RULE = (
     "A run reaches the target between the last common evaluation above it and the first one at or below it; the place between them "
     "is interpolated linearly. Where no evaluation above it comes before, or no common one is at or below it and one of its own "
     "is, the run took at most that long. Unless --target is "
-    "given, the target is the highest final loss of the runs that trained."
+    "given, the target is the highest final loss of the baseline's runs: all of them reach it."
 )
 
 
@@ -75,8 +75,8 @@ class Measured:
     values: tuple[Values, ...]  # one a group
 
 
-def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = None) -> Measured:
-    """Measures every run that trained.
+def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = None, baseline: int = 0) -> Measured:
+    """Measures every run that trained; `baseline` is the place of the group that gives the target.
 
     Raises:
       UserError: no run that trained logged `key`, or the target is no finite loss.
@@ -85,9 +85,10 @@ def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = 
         raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
     measure, runs = find_measure(experiment, key), _trained_runs(experiment)
     split, known = measure.split, _metrics(runs, measure.split)
-    losses = [final_value(run, LOSS, split) for run in runs]
-    if target is None and any(map(math.isfinite, losses)):
-        target = max(loss for loss in losses if math.isfinite(loss))
+    if target is None:
+        of_baseline = [member.run for group in experiment.groups[baseline : baseline + 1] for member in group.trained if member.run]
+        losses = [final_value(run, LOSS, split) for run in of_baseline or runs]
+        target = max((loss for loss in losses if math.isfinite(loss)), default=None)
     evaluated = [run.curves[split].own_steps for run in runs]
     steps = functools.reduce(np.intersect1d, evaluated) if evaluated else np.array([])
     values = tuple(_values(group, measure, target, steps, known) for group in experiment.groups)

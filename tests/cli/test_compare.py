@@ -28,6 +28,7 @@ from tests.sweeps import TRAINED_ALIKE, write_sweep
 
 MakeRun = Callable[..., str]
 FILES = ("report.html", "report.json", "report.md", "report.csv", "report_curves.csv", "report.svg")
+OF_TWO = (*FILES, "report_forest.svg")
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_good_runs(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixt
         "No verdict: 2x8 admin ends 0.800 below 2x8 pre_ln (one seed is not enough to rule out chance)"
     )
     assert f"Report: {out}\nBeside it: " in said.out
-    assert {path.name for path in out.parent.iterdir()} == set(FILES)
+    assert {path.name for path in out.parent.iterdir()} == set(OF_TWO)
     assert "<h1>No verdict: 2x8 admin ends 0.800 below" in out.read_text(encoding="utf-8")
     results = out.with_suffix(".md").read_text(encoding="utf-8")
     assert "\n- No verdict: 2x8 admin ends" in results and "](report.svg)\n" in results and "\n| 2x8 pre_ln | " in results
@@ -85,7 +86,9 @@ def test_two_pages_in_one_folder_share_no_file(make_run: MakeRun, tmp_path: Path
     for name, paths in (("one", [a]), ("two", [a, b])):
         run(*paths, out=str(tmp_path / f"{name}.html"))
     assert "pre_ln" not in (tmp_path / "one_curves.csv").read_text()
-    assert {path.name for path in tmp_path.glob("*.*")} == {f"{page}{name[6:]}" for page in ("one", "two") for name in FILES}
+    assert {path.name for path in tmp_path.glob("*.*")} == {
+        f"{page}{name[6:]}" for page, names in (("one", FILES), ("two", OF_TWO)) for name in names
+    }
 
 
 def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

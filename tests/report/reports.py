@@ -81,7 +81,11 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         notes=(f"a note on {names[0]}",),
     )
     loss = [Cell("2.103", "*" * min(1, place), "2.010 to 2.196", value=2.103, low=2.01, high=2.196) for place in range(len(names))]
-    columns = (Column("group"), Column("final loss", numeric=True, rank=1), Column(f"a long heading about {names[0]}", rank=2))
+    columns = (
+        Column("group"),
+        Column("final loss", numeric=True, rank=1, forest=True),
+        Column(f"a long heading about {names[0]}", rank=2),
+    )
     table = Table(
         "Results",
         columns,
@@ -89,11 +93,17 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         f"* {names[0]}",
         "Intervals follow.",
     )
+    rates = tuple(Row((name, Cell("2.103", value=2.103, heat=place / len(names)))) for place, name in enumerate(names))
+    training = Table("Training now", (Column("run"), Column("step")), (Row((names[0], "7 of 30")),))
     every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
     return Report(
         title=f"{names[0]} ended lowest",
         summary=(f"How sure: {names[0]} by 0.1.", "Comparable.", f"Third: {names[-1]}.", "Fourth.", "Fifth."),
         tables=(table, Table("Every run", (Column("run"), Column("outcome")), every_run)),
+        training=training,
+        margin=0.5,
+        rates=(Table("Loss by rate", (Column("group"), Column("0.001", numeric=True)), rates, names[0]),),
+        caption=f"About {names[0]}.",
         curves=curves,
         points=(_rates_figure(names),),
         conditions=(Table.of_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),),

@@ -15,10 +15,11 @@ from mhsh.report import curves
 from mhsh.report.build import build_report
 from mhsh.report.files import to_json
 from mhsh.report.report import GROUPS, RUNS, Report, Table
+from mhsh.storage.run_folder import HOLDER_FILE
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
 from mhsh.verdict.tuning import tune
-from tests.conftest import load_fields
+from tests.conftest import ROOT, load_fields
 from tests.planted import MakeRun
 from tests.sweeps import write_sweep
 
@@ -81,6 +82,41 @@ def test_a_target_that_the_first_evaluation_meets_was_reached_at_most_there(make
     paths = [make_run("a", [4.0] * 20, [2.4, 2.3]), make_run("b", [4.0] * 20, [2.8, 2.3], model=DEEP)]
     first, second = (cells(report_of(paths, target=2.5).tables[0], row)["steps to 2.500"] for row in range(2))
     assert (first.text, first.value, second.text) == ("at most 10", 10.0, "16")
+
+
+def test_a_title_names_the_best_by_how_much_and_how_sure_in_25_words(tmp_path: Path) -> None:
+    nine = report_of([ROOT / "website/sample_runs"])
+    assert nine.title.startswith("No clear winner: 24x1 admin ends 0.022 below 6x4 post_ln (95 % interval \u2212")
+    admin, stuck = (cells(nine.results[0], row) for row in (1, 2))
+    assert admin["caution"].text == "several things differ: head grouping and residual scheme"
+    assert (stuck["validation loss"].text, stuck["validation loss"].note) == ("not trained", "ends at 3.244")
+    assert stuck["caution"].text == "3 of 3 runs did not train"
+    grid = [(heads, rate, warmup) for heads in (8, 4, 1) for rate in (1e-3, 2e-3) for warmup in (10, 20)]
+    ends = {
+        f"heads_per_layer-{heads}_learning_rate-{rate}_warmup_steps-{warmup}_seed-{seed}": 2.4 + 0.01 * place + 0.003 * seed * place
+        for place, (heads, rate, warmup) in enumerate(grid)
+        for seed in (0, 1)
+    }
+    axes = ["heads_per_layer=8,4,1", "lr=1e-3,2e-3", "optimizer.warmup_steps=10,20", "seed=0,1"]
+    write_sweep(tmp_path / "a long name of a sweep", load_fields("evidence", "heads"), axes, ends)
+    write_sweep(tmp_path / "another", load_fields("evidence", "heads"), axes, ends)
+    report = report_of(sorted(tmp_path.iterdir()))
+    assert "3x8 admin" in report.title and report.title.endswith("(one seed)")
+    assert all(len(line.split()) <= 25 for line in (report.title, report.summary[0]))
+
+
+def test_runs_that_train_are_shown_with_their_rate_and_no_problem(make_run: MakeRun) -> None:
+    young = make_run("young", record={"status": "running"})
+    busy = make_run("busy", [4.0] * 20, model=DEEP, training={"num_steps": 100}, record={"status": "running"})
+    assert report_of([young, busy]).training is None
+    for folder in (young, busy):
+        (folder / HOLDER_FILE).write_text("{}")
+    (young / "metrics.jsonl").unlink(missing_ok=True)
+    report = report_of([young, busy])
+    assert report.training is not None and report.problems == ()
+    shown = {row.full[0].text: [cell.text for cell in row.full[1:]] for row in report.training.rows}
+    assert shown["young"] == ["prepares or compiles", "", "not known yet"]
+    assert shown["busy"][0] == "20 of 100" and float(shown["busy"][1]) > 0 and shown["busy"][2].endswith(("s", "min"))
 
 
 def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:

@@ -20,11 +20,13 @@ from rich.console import Console
 
 from mhsh.errors import UserError
 from mhsh.report.curves import drawn_curve
+from mhsh.report.figure_files import figure_bytes
 from mhsh.report.figures import points_figure
 from mhsh.report.files import curves_to_csv, prepare_files, table_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
 from mhsh.report.report import MARK, Cell, Column, CurveRun, Point, Points, Report, Row, Series, Table
 from mhsh.report.terminal import UNBOUNDED, print_report, print_table
+from mhsh.report.tex import report_to_tex
 from tests.report.reports import planted_report
 
 READ = MarkdownIt("commonmark", {"html": True}).enable("table")
@@ -95,19 +97,35 @@ def test_markdown_is_read_back_as_it_is(name: str, shown: str) -> None:
     assert cells[:6] == [shown, "2.103 (2.010 to 2.196)", shown, "b", "2.103 * (2.010 to 2.196)", "b"]
     assert f"<li>{html.escape(shown, quote=False)} ended lowest.</li>" in page
     assert f"<li>Problem: {html.escape(shown, quote=False)}: is cut short</li>" in page
-    assert page.count("<table>") == 3 and "report.svg" in page
+    assert page.count("<table>") == 4 and "report.svg" in page
 
 
 def test_all_files_are_written_replaced_and_equal(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "sub" / "report.html"
-    names = ["html", "json", "svg", "png", "md", "csv"]
-    paths = prepare_files(page, with_png=True)(report)
-    expected = {f"report.{kind}" for kind in names} | {"report_1.svg", "report_1.png", "report_curves.csv"}
+    names = ["html", "json", "md", "csv"]
+    paths = prepare_files(page, with_png=True, for_paper=True)(report)
+    pictures = {f"report{end}.{kind}" for end in ("", "_forest", "_rates", "_1") for kind in ("svg", "png")}
+    expected = {f"report.{kind}" for kind in names} | pictures | {"report_curves.csv", "report.pdf", "report.tex"}
     assert {path.name for path in paths} == expected == {path.name for path in page.parent.iterdir()}
-    assert all(MARK.encode() in path.read_bytes()[:4096] for path in paths)
+    assert all(MARK.encode() in path.read_bytes()[:4096] + path.read_bytes()[-4096:] for path in paths)
     first = {path: path.read_bytes() for path in paths}
-    assert {path: path.read_bytes() for path in prepare_files(page, with_png=True)(planted_report())} == first
-    assert len(prepare_files(page)(report)) == 7  # no png unless it is asked for
+    assert {path: path.read_bytes() for path in prepare_files(page, with_png=True, for_paper=True)(planted_report())} == first
+    assert len(prepare_files(page)(report)) == 9  # no png unless it is asked for
+    pdf = (page.parent / "report.pdf").read_bytes()
+    assert pdf.count(b"/MediaBox [ 0 0 396 ") == 4  # a page a figure, 5.5 inches wide
+    assert b"STIXGeneral" in pdf and b"/CIDFontType2" in pdf and b"/Type3" not in pdf
+
+
+def test_a_table_for_a_paper_is_latex_whatever_the_names_are() -> None:
+    names = (r"50 % & \input{a} $x_1^2$ #1 ~{}", "24x1 \u2212")
+    text = report_to_tex(planted_report(names), MARK).decode()
+    body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
+    assert body[0].startswith(
+        r"50 \% \& \textbackslash{}input\{a\} \$x\_1\textasciicircum{}2\$ \#1 \textasciitilde{}\{\} & 2.103 (2.010 to 2.196) & "
+    )
+    assert all(line.endswith(r" \\") and len(re.findall(r"(?<!\\)&", line)) == 2 for line in body) and len(body) == 2
+    assert r"\begin{tabular}{lrl}" in text and r"\caption{" in text and "About 50" in text
+    assert text.count("{") == text.count("}") and re.findall(r"\\begin{(\w+)}", text) == ["table", "tabular"]
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.json", "report.csv", "report_1.svg"])
@@ -135,7 +153,7 @@ def test_figures_show_names_as_they_are_and_clip_bands(report: Report, tmp_path:
 def test_intervals_at_one_place_are_drawn_beside_each_other(log_x: bool) -> None:
     def intervals(*places: tuple[float, ...]) -> list[float]:
         series = tuple(Series("", tuple(Point(x, 1.0, 0.5, 1.5) for x in each), joined=False) for each in places)
-        drawn = points_figure(Points("", "x", "y", series, log_x), "svg").decode()
+        drawn = figure_bytes(points_figure(Points("", "x", "y", series, log_x)), "svg", "").decode()
         groups = re.findall('<g id="LineCollection.*?</g>', drawn, re.DOTALL)
         return [float(x) for group in groups for x in re.findall(r'd="M ([\d.]+) ', group)]
 

@@ -194,6 +194,31 @@ def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> 
                 assert len(drawn) == len(expected) == (2 if view == "groups" else 1)
                 for ours, theirs in zip(expected, drawn, strict=True):
                     np.testing.assert_allclose(np.array(theirs, dtype=float), np.array(ours), rtol=1e-9, atol=1e-12)
+        # A difference shows zero and all of its band, also where the baseline is hidden.
+        choose(browser, view="difference", split="validation", hide="0,1,2")
+        (low, high), bands = browser.evaluate(
+            f"[document.querySelector('.plot').chart.o.ranges.y, {LINES}.flatMap(l => [...l.low, ...l.high])]"
+        )
+        assert low < min(0, *bands) and high > max(0, *bands)
+        choose(browser, hide="")
+        # A value is where its line ends, also inside the plot, and nothing joins it to the edge.
+        shapes = (
+            "report.shapes(p.chart.plot, [{...p.chart.lines[0], x: [5, 9, 12], y: [0.1, 0.1, 0.11], low: null}], p.chart.o).free"
+        )
+        ends = browser.evaluate(
+            f"(p => {shapes}.map(s => [s.text, s.x - p.chart.plot.valToPos(12, 'x')]))(document.querySelector('.plot'))"
+        )
+        assert [text for text, _ in ends] == ["+0.110"] and 0 < ends[0][1] < 12
+        # A logarithmic axis has several ticks, and not only at powers of ten.
+        choose(browser, view="groups", log_x=True, log_y=True)
+        ticks = browser.evaluate("document.querySelector('.plot').chart.plot.axes.map(axis => axis._splits)")
+        assert all(3 <= len(each) <= 20 for each in ticks) and ticks[0][0] >= 10
+        choose(browser, log_x=False, log_y=False)
+        # Rows are sorted by the numbers behind them.
+        sorts = "document.querySelector('#claim .first table [data-sort=\"0\"]').click()"
+        names = "[...document.querySelectorAll('#claim .first tbody th')].map(th => th.textContent.trim())"
+        before = browser.evaluate(names)
+        assert [browser.evaluate(f"{sorts}, {names}") for _ in range(2)] == [before, before[::-1]]  # 6 before 24
         # The first screen's y-axis shows the lines, not their bands.
         choose(browser, view="groups", split="validation")
         low, high = browser.evaluate("document.querySelector('.plot').chart.o.ranges.y")
