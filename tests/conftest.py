@@ -9,6 +9,7 @@ import importlib.metadata
 import itertools
 import os
 import signal
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,13 +157,20 @@ def unbroken(corpus: str, shared: Path) -> Path:
     return shared / "unbroken"
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[str]:
-    """The address of an emulator of Google Cloud Storage with one empty bucket, `runs`."""
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an emulator of Google Cloud Storage with the bucket `runs`."""
     from tests.buckets import emulator
 
-    with emulator(tmp_path / "emulator.log", "runs") as address:
+    with emulator(tmp_path_factory.mktemp("emulator") / "log", "runs") as address:
         yield address
+
+
+@pytest.fixture
+def bucket(emulated: str) -> str:
+    """The same, where the bucket is empty."""
+    with urllib.request.urlopen(f"{emulated}/wipe?keep-buckets=yes", timeout=30):
+        return emulated
 
 
 @pytest.fixture(scope="session")

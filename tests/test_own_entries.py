@@ -115,7 +115,7 @@ def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path, 
 
 
 # What the page does not run: the exit status, the command, and what it says.
-SHORT = "--config.model.remat_policy=none --config.train.num_steps=1 --config.optimizer.warmup_steps=0 --config.train.batch_size=8"
+SHORT = "--config.train.num_steps=1 --config.optimizer.warmup_steps=0 --config.train.batch_size=8"
 OTHERS = [
     (0, "inspect counting:300", "300 documents.*--workdir=runs/mine --with=mine.py"),
     (0, "inspect runs/gated", "to go on: mhsh eval runs/gated --with=mine.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 import pytest
@@ -14,34 +15,33 @@ JOIN_AND_END = """
 import sys
 from mhsh.cluster.agreement import same_everywhere
 from mhsh.cluster.join import join
-with join(coordinator=sys.argv[1], num_processes=6, process_id=int(sys.argv[2])):
-    assert same_everywhere("one", "value") and not same_everywhere("other", str(int(sys.argv[2]) // 5))
+with join(coordinator=sys.argv[1], num_processes=int(sys.argv[3]), process_id=int(sys.argv[2])):
+    assert same_everywhere("one", "value") and not same_everywhere("other", str(sys.argv[2] == "1"))
 """
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(30, marks=pytest.mark.slow)])
-def test_processes_that_end_at_once_all_end_well(runs: int) -> None:
+@pytest.mark.parametrize(("runs", "count"), [(1, 3), pytest.param(30, 6, marks=pytest.mark.slow)])
+def test_processes_that_end_at_once_all_end_well(runs: int, count: int) -> None:
     """jax aborts those that have no answer to their last message when the service is gone: half of
     such runs, where it was killed as soon as process 0 had its own.
     """
     for _ in range(runs):
         address = f"127.0.0.1:{free_port()}"
-        results = finish(start_commands([[sys.executable, "-c", JOIN_AND_END, address, str(index)] for index in range(6)]))
-        assert [status for status, _, _ in results] == [0] * 6, results
+        program = [sys.executable, "-c", JOIN_AND_END, address]
+        results = finish(start_commands([[*program, str(index), str(count)] for index in range(count)]))
+        assert [status for status, _, _ in results] == [0] * count, results
 
 
 def test_the_processes_of_a_cluster_are_found(monkeypatch) -> None:
     """By what Slurm tells them, though no address is given."""
-    script = JOIN_AND_END.replace(
-        "sys.argv[1], num_processes=6, process_id=int(sys.argv[2])", "None, num_processes=None, process_id=None"
-    )
+    script = re.sub(r"join\(.*\)", "join(coordinator=None, num_processes=None, process_id=None)", JOIN_AND_END)
     for name, value in {
         **{"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": str(free_port())},
         "JAX_LOCAL_DEVICE_IDS": "0",
     }.items():
         monkeypatch.setenv(name, value)
     commands = [
-        ["env", f"SLURM_PROCID={index}", f"SLURM_LOCALID={index}", sys.executable, "-c", script, "", str(5 * index)]
+        ["env", f"SLURM_PROCID={index}", f"SLURM_LOCALID={index}", sys.executable, "-c", script, "", str(index)]
         for index in range(2)
     ]
     assert [status for status, _, _ in finish(start_commands(commands))] == [0, 0]
