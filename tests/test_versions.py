@@ -22,6 +22,7 @@ from tests.interop.small_bert import GOLDEN
 from tests.runs import mhsh_here
 
 NEXT = SCHEMA_VERSION + 1
+FIXTURES = ROOT / "tests" / "fixtures"
 
 # Several commands in one process, which imports jax once.
 COMMANDS = """
@@ -72,9 +73,11 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def first(tmp_path: Path) -> Path:
-    """A finished run of six steps of the first schema, with checkpoints of steps 3 and 6."""
-    with tarfile.open(ROOT / "tests" / "fixtures" / "run_of_schema_1.tar.xz") as archive:
+def first(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A finished run of six steps of the first schema, or of that which a test names, with
+    checkpoints of steps 3 and 6.
+    """
+    with tarfile.open(FIXTURES / f"run_of_schema_{getattr(request, 'param', 1)}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "run"
 
@@ -85,16 +88,19 @@ def commands(mhsh: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", COMMANDS, arguments], cwd=mhsh, capture_output=True, text=True, check=False)
 
 
-def test_a_run_of_the_first_schema_is_compared_restored_exported_and_resumed_by_the_next(first, later, tmp_path):
+@pytest.mark.parametrize("first", [1, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+def test_a_run_of_an_earlier_schema_is_compared_restored_exported_and_resumed_by_the_next(first, later, tmp_path):
     source = f"text:{tmp_path / 'corpus.txt'}"
     config = json.loads((first / "config.json").read_text())
-    assert "schema" not in config and config["data"]["source"] == "text:corpus.txt"
+    version = config.get("schema", 1)
+    assert version < SCHEMA_VERSION and config["data"]["source"] == "text:corpus.txt"
     config["data"]["source"] = source  # the test has no folder of its own to start in
     (first / "config.json").write_text(json.dumps(config))
     stopped = shutil.copytree(first, tmp_path / "stopped")
     shutil.rmtree(stopped / "checkpoints" / "6")
     record = json.loads((stopped / "run.json").read_text())
-    (stopped / "run.json").write_text(json.dumps(record | {"status": "running"}))
+    cut = {"status": "running"} | ({"checkpoint": 3} if "checkpoint" in record else {})  # the first schema had none
+    (stopped / "run.json").write_text(json.dumps(record | cut))
     done = commands(
         later,
         f"eval {first}",
@@ -104,7 +110,7 @@ def test_a_run_of_the_first_schema_is_compared_restored_exported_and_resumed_by_
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("mhsh: ")]
-    assert len(said) == 1 and re.match(r"mhsh: .*config.json is of schema 1, before .*model.cap = 0.0", said[0])
+    assert len(said) == 1 and re.match(rf"mhsh: .*config.json is of schema {version}, before .*model.cap = 0.0", said[0])
     assert "resuming from the checkpoint of step 3" in done.stdout and (tmp_path / "exported" / "model.safetensors").exists()
     assert json.loads((stopped / "run.json").read_text())["schema"] == NEXT
     rows = [RunFolder(folder).read_metrics().series("train", "step", "loss") for folder in (first, stopped)]
@@ -196,7 +202,7 @@ def test_every_command_takes_a_new_field_scheme_and_optimizer_or_refuses_them_by
         assert refused.returncode == 2 and "install that mhsh, or the newest" in refused.stderr, refused.stderr
 
 
-ARCHIVES = sorted((ROOT / "docs" / "study" / "runs").glob("*.tar.xz"))
+ARCHIVES = sorted([*(ROOT / "docs" / "study" / "runs").glob("*.tar.xz"), *FIXTURES.glob("*.tar.xz")])
 
 
 @pytest.mark.parametrize("archive", [*ARCHIVES, None], ids=lambda path: path.name if path else "sample_runs")
