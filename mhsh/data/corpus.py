@@ -315,7 +315,7 @@ class StreamedTask(Task[TokenizerT]):
         # The index of translation does not name its objective.
         meta = {"objective": "translation"} | train.meta
         for name, value in ({"model.objective": self.model.objective} | self.layout()).items():
-            prepared = meta[name.partition(".")[2]]
+            prepared = meta.get(name.partition(".")[2])
             if prepared != value:
                 raise UserError(
                     f"{folder} was prepared with {name} = {prepared!r}, not {value!r}; set it to that, or prepare again into "

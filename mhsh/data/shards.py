@@ -16,13 +16,14 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
 from jaxtyping import Int64
+from msgspec import Meta
 
 from mhsh.data.tables import Examples, Table, num_examples
 from mhsh.errors import UserError
@@ -42,29 +43,72 @@ _READ_BYTES = 1 << 11
 # for examples whose arrays repeat each other.
 ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
 
+_LARGEST_EXAMPLE = 1 << 26  # bytes
+
 REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"
+
+
+_Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+_Length = Annotated[int, Meta(ge=0, le=1 << 24)]
+_Kind = Annotated[str, Meta(pattern="^(<[iuf][248]|[|][iub]1)$")]  # numpy's dtype of an array
 
 
 class ExampleGroup(msgspec.Struct, frozen=True):
     """Examples of equal shapes."""
 
-    count: int = msgspec.field(name="rows")
-    shapes: dict[str, tuple[int, ...]]  # of one example
+    count: _Count = msgspec.field(name="rows")
+    shapes: dict[str, Annotated[tuple[_Length, ...], Meta(max_length=4)]]  # of one example
 
 
 class Shard(msgspec.Struct, frozen=True):
     """What the index says about one shard."""
 
-    name: str
-    size: int = msgspec.field(name="bytes")
+    name: Annotated[str, Meta(pattern=r"^[0-9]{5,}\.arrayrecord$")]
+    size: _Count = msgspec.field(name="bytes")
     sha256: str
-    fields: dict[str, str]  # numpy's dtype of each array, in the order of their bytes
     groups: tuple[ExampleGroup, ...]  # one, or none where the shard has no example
+    fields: dict[str, _Kind] = {}  # of each array, in the order of their bytes
 
     @property
     def count(self) -> int:
         """The number of examples."""
         return sum(group.count for group in self.groups)
+
+
+class _Overlap(msgspec.Struct):
+    count: int
+    of: int
+
+
+class _Read(msgspec.Struct):
+    unknown_character_fraction: float = 0.0
+
+
+class _Counts(msgspec.Struct):
+    overlap: _Overlap = msgspec.field(default_factory=lambda: _Overlap(0, 0))
+    train: _Read | float | None = None
+
+
+class _Meta(msgspec.Struct):
+    source_fingerprint: str = ""
+    unigram_entropy: float = 0.0
+    counts: _Counts = msgspec.field(default_factory=_Counts)
+
+
+class _Index(msgspec.Struct):
+    """The types in an index.json that its readers count on: it may come from anybody."""
+
+    fields: Annotated[dict[str, _Kind], Meta(min_length=1)]
+    shards: Annotated[list[Shard], Meta(min_length=1)]
+    meta: _Meta
+
+    def check(self) -> None:
+        """Raises ValueError where the arrays are none that `write_index` wrote."""
+        shapes = [group.shapes for shard in self.shards for group in shard.groups]
+        if not shapes or any(one != shapes[0] for one in shapes) or shapes[0].keys() != self.fields.keys():
+            raise ValueError("its shards have no arrays, or not the same")
+        if _record_type(self.fields, shapes[0]).itemsize > _LARGEST_EXAMPLE:
+            raise ValueError(f"an example has more than {_LARGEST_EXAMPLE >> 20} MiB")
 
 
 def write_shard(folder: Path, number: int, examples: Examples, compression: str, job: str, note: Mapping[str, Any]) -> Shard:
@@ -87,7 +131,7 @@ def write_shard(folder: Path, number: int, examples: Examples, compression: str,
     with replacing(path) as temporary:
         _write_records(temporary, records, compression)
         sha256, size = _sha256_of(temporary), temporary.stat().st_size
-    shard = Shard(path.name, size, sha256, fields, (ExampleGroup(count, shapes),) if count else ())
+    shard = Shard(path.name, size, sha256, (ExampleGroup(count, shapes),) if count else (), fields)
     write_json(_note_path(folder, number), {"job": job, "shard": msgspec.to_builtins(shard), "note": dict(note)})
     return shard
 
@@ -180,6 +224,8 @@ class StoredTable(Table):
             try:
                 # A range, as reading a list takes time in proportion to the examples of the file.
                 (content,) = reads[shard](record, record + 1)
+                if len(content) != self._record_type.itemsize:
+                    raise ValueError(f"example {record} has {len(content)} bytes instead of {self._record_type.itemsize}")
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"{self.folder / self.shards[shard].name} is damaged ({error}); {REMEDY}") from error
             records.append(content)
@@ -226,12 +272,13 @@ def read_index(folder: epath.Path | Path) -> dict[str, Any]:
         content = {key: value for key, value in index.items() if key != "fingerprint"}
         if index["fingerprint"] != _fingerprint(content):
             raise ValueError("it does not match its own fingerprint")
+        if index["format"] != _FORMAT:
+            raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
+        msgspec.convert(index, _Index).check()
     except MissingFile:
         raise UserError(f"{path} is missing: {folder} holds no finished rows; finish them with mhsh prepare") from None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, OverflowError, msgspec.ValidationError) as error:
         raise UserError(f"{path} is damaged ({error}); {REMEDY}") from error
-    if index["format"] != _FORMAT:
-        raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
     return index
 
 

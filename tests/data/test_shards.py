@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from mhsh.data.shards import (
     UNCOMPRESSED,
     ZSTD,
     StoredTable,
+    _fingerprint,
     _write_records,
     finished_shard,
     read_index,
@@ -177,9 +180,31 @@ def test_a_flipped_byte_is_named_by_verify_and_by_the_row_it_hits(tmp_path, comp
         stored.take(np.array([3, damaged[0]]))
 
 
+def forged(*place: str | int, value: object) -> Callable[[Path], None]:
+    """Another value in the index, whose fingerprint is made anew."""
+
+    def change(path: Path) -> None:
+        index = json.loads(path.read_text())
+        inner = functools.reduce(lambda part, key: part[key], place[:-1], index)
+        inner[place[-1]] = value
+        del index["fingerprint"]
+        path.write_text(json.dumps({"fingerprint": _fingerprint(index)} | index))
+
+    return change
+
+
+SHAPES = ("shards", 0, "groups", 0, "shapes")
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        (forged("fields", "inputs", value="O"), r"matching regex .* at `\$\.fields"),
+        (forged("shards", 0, "name", value="../../shard"), r"matching regex .* at `\$\.shards\[0\]\.name`"),
+        (forged("shards", value=[]), r"length >= 1 - at `\$\.shards`"),
+        (forged("meta", value=None), r"Expected `object`, got `null` - at `\$\.meta`"),
+        (forged(*SHAPES, "inputs", value=[1 << 13, 1 << 13]), "an example has more than 64 MiB"),
+        (forged(*SHAPES, "other", value=[1]), "have no arrays, or not the same"),
         (lambda path: path.unlink(), "is missing: .* holds no finished rows"),
         (truncated, "is damaged"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b'"rows": 9', b'"rows": 8')), "its own fingerprint"),
@@ -190,6 +215,13 @@ def test_a_damaged_index_is_named(tmp_path, change, complaint):
     change(tmp_path / "rows" / "index.json")
     with pytest.raises(UserError, match=f"^{tmp_path / 'rows' / 'index.json'} .*{complaint}"):
         StoredTable(tmp_path / "rows")
+
+
+def test_an_example_of_another_size_than_the_index_says_is_damage(tmp_path):
+    written(tmp_path / "rows", [rows_of(9)])
+    forged(*SHAPES, "inputs", value=[8])(tmp_path / "rows" / "index.json")
+    with pytest.raises(UserError, match=r"00000.arrayrecord is damaged \(example 0 has 68 bytes instead of 52\)"):
+        StoredTable(tmp_path / "rows").take(np.array([0]))
 
 
 def test_shards_of_different_arrays_are_a_defect(tmp_path):
