@@ -152,7 +152,7 @@ class MultiHeadAttention(nn.Module):
         # In the order of the axes: einsum sums over H before N, as letters, and XLA transposes the
         # kernel for that.
         out = jnp.tensordot(context, self.out_kernel.astype(dtype), 2)
-        return Branch(out, self.out_bias.astype(dtype), seed)
+        return Branch(out, self.out_bias, seed)
 
     def _projection(
         self, name: str, axis: str, num_heads: int, gain: float = 1.0

@@ -35,12 +35,12 @@ class Branch(NamedTuple):
     """What a sublayer adds to the stream, in the parts that a kernel puts together with it."""
 
     product: Float[Array, "B T D"]  # with the sublayer's last kernel
-    bias: Float[Array, " D"]  # in the product's dtype
+    bias: Float[Array, " D"]  # as the parameter is
     seed: Seed  # of the dropout that follows; None: nothing is dropped
 
     def output(self, rate: float) -> Float[Array, "B T D"]:
         """All of it."""
-        return dropout(self.product + self.bias, rate, self.seed)
+        return dropout(self.product + self.bias.astype(self.product.dtype), rate, self.seed)
 
 
 def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:

@@ -293,8 +293,7 @@ class FeedForward(nn.Module):
         config = self.config
         hidden_seed, out_seed = unstacked(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
-        weights = (self.up_kernel, self.up_bias, self.down_kernel, self.down_bias)
-        up, up_bias, down, down_bias = (each.astype(dtype) for each in weights)
+        up, up_bias, down = (each.astype(dtype) for each in (self.up_kernel, self.up_bias, self.down_kernel))
         hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")
         activation = ACTIVATIONS[config.activation]
         if config.mlp == "gated":
@@ -303,4 +302,4 @@ class FeedForward(nn.Module):
         else:
             hidden = activation(hidden)
         hidden = dropout(hidden, config.mlp_dropout, hidden_seed)
-        return Branch(jnp.einsum("BTF,FD->BTD", hidden, down), down_bias, out_seed)
+        return Branch(jnp.einsum("BTF,FD->BTD", hidden, down), self.down_bias, out_seed)

@@ -169,7 +169,7 @@ class PreLN(Residual):
         """With kernels the stream carries what the sublayer before puts out: nothing, at first."""
         del stack, real
         product = jnp.zeros(x.shape, config.compute_dtype)
-        return Stream(x, Branch(product, product[0, 0], jnp.zeros(2, jnp.uint32)) if cls.is_fused(config) else None)
+        return Stream(x, Branch(product, jnp.zeros(x.shape[-1]), jnp.zeros(2, jnp.uint32)) if cls.is_fused(config) else None)
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:

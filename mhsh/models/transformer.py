@@ -19,7 +19,7 @@ from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import ModuleSublayer, Residual, Stream
 from mhsh.models.streamed import streamed
 from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
-from mhsh.models.vectors import packed, unpacked, vector_shapes
+from mhsh.models.vectors import packed, packing, unpacked
 
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
 # `projections` saves what a layer projects its stream to, queries, keys, values and the hidden
@@ -92,9 +92,9 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     each pass. `layer` is called with the carry, an argument that is stacked with an axis for each
     scan, and one that is not.
     """
-    shapes = {} if _only_once(owner) else vector_shapes(owner.get_variable("params", "layers"))
-    if shapes:
-        layer = nn.map_variables(layer, "params", functools.partial(unpacked, shapes))
+    together = None if _only_once(owner) else packing(config, owner.get_variable("params", "layers"))
+    if together:
+        layer = nn.map_variables(layer, "params", functools.partial(unpacked, together))
     gathered = config.remat_policy == "gathered_groups" and not _only_once(owner)
     for length in reversed(lengths[1:] if gathered else lengths):
         # The layers of a group of one are recomputed as that group.
@@ -122,10 +122,10 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
         )
 
     def as_scanned(variables: Any) -> Any:
-        stacked = packed(variables) if shapes else variables
+        stacked = packed(together, variables) if together else variables
         return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), stacked)
 
-    return nn.map_variables(layer, "params", as_scanned) if shapes or len(lengths) > 1 else layer
+    return nn.map_variables(layer, "params", as_scanned) if together or len(lengths) > 1 else layer
 
 
 def _only_once(owner: nn.Module) -> bool:

@@ -1,49 +1,80 @@
-"""The vectors of a layer (biases, norms, omega) as one array, on their way through the scan over
-layers. The scan slices each stacked array by itself, and adds to the gradient of each: dozens of
-operations a layer, as small as they are, and on a GPU each is a kernel.
+"""The parameters of a layer in few arrays, on their way through the scan over layers. The scan
+slices each stacked array by itself, and adds to the gradient of each: dozens of operations a layer,
+and on a GPU each is a kernel.
+
+The vectors of a layer (biases, norms, omega) are one array. With our own kernels queries, keys and
+values are one, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import tensor_is_sharded
+from mhsh.models.kernels.select import takes_kernels
 
 Path = tuple[str, ...]
-Shapes = Mapping[Path, tuple[int, ...]]  # of one layer's vectors
 
-_PACKED: Path = ("params", "vectors")
+_VECTORS: Path = ("params", "vectors")
+_PROJECTIONS = ("query_kernel", "key_kernel", "value_kernel")
 
 
-def vector_shapes(layers: Any) -> Shapes:
-    """The shapes of the vectors of one layer, from the parameters of all, stacked on axis 0. None
-    where heads or feed-forward units are sharded: in one array their shards would be lost.
+class Packing(NamedTuple):
+    """What is put together."""
+
+    shapes: Mapping[Path, tuple[int, ...]]  # of one layer's vectors, in their order
+    joint: tuple[Path, ...]  # attentions whose projections are one array
+
+
+def packing(config: ModelConfig, layers: Any) -> Packing | None:
+    """Of the parameters of all layers, stacked on axis 0. None where heads or feed-forward units
+    are sharded: in one array their shards would be lost.
     """
     if tensor_is_sharded():
-        return {}
+        return None
     flat: dict[Path, Any] = flatten_dict(layers)
-    return {path: leaf.shape[1:] for path, leaf in flat.items() if not path[-1].endswith("kernel")}
+    # By name, but the last bias of a sublayer is beside its residual scheme, which adds it.
+    order = sorted(flat, key=lambda path: (path[0], path[-1] in ("out_bias", "down_bias"), path))
+    shapes = {path: flat[path].shape[1:] for path in order if not path[-1].endswith("kernel")}
+    is_whole = config.remat_policy != "gathered_groups"
+    attentions = [path[:-1] for path in flat if path[-1] == _PROJECTIONS[0]] if is_whole and takes_kernels(config) else []
+    return Packing(shapes, tuple(path for path in attentions if _are_joint([flat[(*path, name)].shape for name in _PROJECTIONS])))
 
 
-def packed(variables: Any) -> Any:
-    """The collection `params` with stacked vectors joined, [L,n]; kernels stay."""
+def packed(packing: Packing, variables: Any) -> Any:
+    """The collection `params` of all layers with vectors [L,n] and joint projections
+    [L,D,3,N,H].
+    """
     flat: dict[Path, Any] = flatten_dict(variables)
-    kernels = {path: leaf for path, leaf in flat.items() if path[-1].endswith("kernel")}
-    rows = [leaf.reshape(len(leaf), -1) for path, leaf in flat.items() if path not in kernels]
-    return unflatten_dict(kernels | {_PACKED: jnp.concatenate(rows, axis=1)})
+    rows = [flat.pop(("params", *path)) for path in packing.shapes]
+    flat[_VECTORS] = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in rows], axis=1)
+    for path in packing.joint:
+        parts = [flat.pop(("params", *path, name)) for name in _PROJECTIONS]
+        flat["params", *path, "projection_kernel"] = jnp.stack(parts, axis=2)
+    return unflatten_dict(flat)
 
 
-def unpacked(shapes: Shapes, variables: Any) -> Any:
+def unpacked(packing: Packing, variables: Any) -> Any:
     """The collection `params` of one layer as it was before `packed`."""
     flat: dict[Path, Any] = flatten_dict(variables)
-    vectors, begin = flat.pop(_PACKED), 0
-    for path, shape in shapes.items():
+    vectors, begin = flat.pop(_VECTORS), 0
+    for path, shape in packing.shapes.items():
         end = begin + math.prod(shape)
         flat["params", *path] = vectors[begin:end].reshape(shape)
         begin = end
+    for path in packing.joint:
+        parts = jnp.unstack(flat.pop(("params", *path, "projection_kernel")), axis=1)
+        flat |= {("params", *path, name): part for name, part in zip(_PROJECTIONS, parts, strict=True)}
     return unflatten_dict(flat)
+
+
+def _are_joint(kernels: list[tuple[int, ...]]) -> bool:
+    """Whether one product makes queries, keys and values (mhsh/models/attention.py)."""
+    (_, width, heads, head_dim), *others = kernels
+    return others == kernels[:2] and 3 * heads * head_dim <= width

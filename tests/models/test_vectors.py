@@ -1,4 +1,4 @@
-"""The vectors of a layer as one array: nothing is lost, and nothing changes."""
+"""The parameters of a layer in few arrays: nothing is lost, and nothing changes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from flax.traverse_util import flatten_dict
 
 from mhsh.models import transformer
 from mhsh.models.build import build_model, forward
-from mhsh.models.vectors import packed, unpacked, vector_shapes
+from mhsh.models.kernels.select import anywhere
+from mhsh.models.vectors import packed, packing, unpacked
 from tests.training.batches import random_batch
 from tests.training.states import fresh_state
 
 
-def test_each_layer_is_unpacked_as_it_was(make_config):
-    layers = fresh_state(make_config("bert", "2l8h")).params["encoder"]["layers"]
-    joined = packed({"params": layers})
-    shapes = vector_shapes(layers)
-    assert len(jax.tree.leaves(joined)) == 6 + 1, "kernels, and one array"
-    found = flatten_dict(jax.vmap(lambda layer: unpacked(shapes, layer))(joined)["params"])
+@pytest.mark.parametrize(("kernels", "arrays"), [("xla", 6 + 1), ("fused", 4 + 1)])  # kernels, and one of vectors
+def test_each_layer_is_unpacked_as_it_was(make_config, kernels, arrays):
+    config = make_config("bert", "16l1h", **{"model.kernels": kernels})
+    layers = fresh_state(config).params["encoder"]["layers"]
+    with anywhere():
+        together = packing(config.model, layers)
+    joined = packed(together, {"params": layers})
+    assert len(jax.tree.leaves(joined)) == arrays
+    found = flatten_dict(jax.vmap(lambda layer: unpacked(together, layer))(joined)["params"])
     expected = flatten_dict(layers)
     assert found.keys() == expected.keys()
     for path, leaf in found.items():
@@ -37,5 +41,5 @@ def test_outputs_and_gradients_are_those_of_unpacked_vectors(make_config, monkey
         return jax.jit(jax.value_and_grad(loss))(params)
 
     together = run()
-    monkeypatch.setattr(transformer, "vector_shapes", lambda layers: {})
+    monkeypatch.setattr(transformer, "packing", lambda config, layers: None)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), together, run())

@@ -51,7 +51,7 @@ class Join(NamedTuple):
 
     @property
     def num_vectors(self) -> int:
-        """The bias of the sublayer, the scale and bias of the norm, a weight that is trained."""
+        """The bias of the sublayer, the bias and scale of the norm, a weight that is trained."""
         return 3 + (self.weight is None)
 
     @property
@@ -102,9 +102,10 @@ def add_and_norm(
     )
     seed = jnp.zeros(2, jnp.uint32) if branch.seed is None else branch.seed
     rows = [each.reshape(-1, x.shape[-1]) for each in (x, read, branch.product)]
-    stacked = jnp.stack([branch.bias.astype(jnp.float32), scale, bias, *([] if fixed else [weight])])
+    # In the order of mhsh/models/vectors.py, where they are neighbours: XLA slices them in one.
+    vectors = jnp.concatenate([branch.bias, bias, scale, *([] if fixed else [weight])]).reshape(-1, x.shape[-1])
     first_row = (shard_index() * jnp.uint32(math.prod(x.shape[:-1])))[None]  # of this shard, in the whole batch
-    stream, copy = _join(join, *rows, stacked, seed, first_row)
+    stream, copy = _join(join, *rows, vectors, seed, first_row)
     return stream.reshape(x.shape), (copy if join.copies else stream).reshape(x.shape)
 
 
@@ -192,7 +193,7 @@ def _sum_and_norm(
     """s, y, and of the backward pass s normalised and the factor of each row. The product is in its
     own dtype, which what is dropped is rounded to.
     """
-    bias, scale, shift = vectors[:3]
+    bias, shift, scale = vectors[:3]
     out = _dropped(join, product + bias.astype(product.dtype), kept)
     s = _weight(join, vectors) * x + out.astype(jnp.float32)
     centred, real = s, rows.real(rows.count)
@@ -293,9 +294,9 @@ def _backward_kernel(
         inverse = triton.load(inverse_ref.at[pl.ds(at, rows.count)])[:, None]
         kept = _kept(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
 
-        of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, vectors[1])
+        of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, vectors[2])
         of_product = _dropped(join, of_s.astype(of_product_ref.dtype), kept)
-        of_vectors = [of_product.astype(jnp.float32), of_y * normed, of_y]
+        of_vectors = [of_product.astype(jnp.float32), of_y, of_y * normed]
 
         rows.store(of_x_ref, at, _weight(join, vectors) * of_s)
         rows.store(of_product_ref, at, of_product)
