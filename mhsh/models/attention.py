@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
@@ -15,6 +16,8 @@ from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Branch, Seed, Seeds, dropout, unstacked
+from mhsh.models.kernels import attention as fused
+from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import HeadNorm, Rotation, bias_param, kernel_init, turned
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -23,6 +26,18 @@ MASK_VALUE = float(jnp.finfo(jnp.float32).min)
 
 # The widest head that cuDNN's attention computes on any GPU.
 CUDNN_MAX_HEAD_DIM = 128
+
+
+@struct.dataclass
+class AttentionMask:
+    """Which keys a query attends to: those of its segment, but not padding (segment 0), and, if
+    causal, none behind it.
+    """
+
+    segments: Int[Array, "B T"]  # of the queries
+    source_segments: Int[Array, "B S"]  # of the keys
+    dense: Bool[Array, "B 1 T S"]  # True where a query attends to a key
+    causal: bool = struct.field(pytree_node=False)
 
 
 class MultiHeadAttention(nn.Module):
@@ -56,14 +71,14 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Array, "B T D"],
         source: Float[Array, "B S D"] | None,
-        mask: Bool[Array, "B 1 T S"],
+        mask: AttentionMask,
         seeds: Seeds,
         rotation: Rotation | None = None,
     ) -> Float[Array, "B T D"]:
         """Queries come from `x`, keys and values from `source`, or from `x` where that is None
         (self-attention).
 
-        `mask` is True where a query attends to a key. `rotation` turns queries and keys of `x`.
+        `rotation` turns queries and keys of `x`.
 
         Raises:
           UserError: cuDNN is asked for where it cannot run.
@@ -74,18 +89,36 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Array, "B T D"],
         source: Float[Array, "B S D"] | None,
-        mask: Bool[Array, "B 1 T S"],
+        mask: AttentionMask,
         seeds: Seeds,
         rotation: Rotation | None = None,
     ) -> Branch:
         """As `__call__`, in parts."""
-        query, key, value = self._project_all(x, source)
-        query, key = turned(query, rotation), turned(key, rotation)
-        # Initialisation traces rows of any length, on any device.
-        if self.config.attention_implementation == "xla" or self.is_initializing():
-            return self.attend(query, key, value, mask, seeds)
-        _, out_seed = unstacked(seeds, 2)
-        return self._out(cudnn_attention(query, key, value, mask), out_seed)
+        config = self.config
+        if not self.is_initializing():  # which traces rows of any length, on any device
+            seed, out_seed = unstacked(seeds, 2)
+            if config.attention_implementation == "cudnn":
+                return self._out(cudnn_attention(*self._project_all(x, source, rotation), mask.dense), out_seed)
+            if takes_kernels(config) and not fused.uncovered(config):
+                return self._out(self._attend_fused(x, source, mask, seed, rotation), out_seed)
+        return self.attend(*self._project_all(x, source, rotation), mask.dense, seeds)
+
+    def _attend_fused(
+        self,
+        x: Float[Array, "B T D"],
+        source: Float[Array, "B S D"] | None,
+        mask: AttentionMask,
+        seed: Seed,
+        rotation: Rotation | None,
+    ) -> Float[Array, "B T N H"]:
+        """The weighted values by kernels, which read the result of a joint product as it is."""
+        config = self.config
+        if self._projects_jointly(source) and rotation is None and self.query_norm is None:
+            heads, scale = (self._project_jointly(x).reshape(*x.shape[:2], -1, config.head_dim),), config.head_dim**-0.5
+        else:
+            heads, scale = self._project_all(x, source, rotation), 1.0
+        segments = (mask.segments, mask.source_segments)
+        return fused.attention(heads, segments, seed, rate=config.attention_dropout, causal=mask.causal, scale=scale)
 
     def attend(
         self,
@@ -120,28 +153,37 @@ class MultiHeadAttention(nn.Module):
         return _normed(self.value_norm, self._project(source, self.value_kernel, self.value_bias))
 
     def _project_all(
-        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None
+        self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None, rotation: Rotation | None
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S G H"], Float[Array, "B S G H"]]:
-        """Queries of `x`, keys and values of `source` or, where that is None, of `x`; none turned.
+        """Queries of `x`, keys and values of `source` or, where that is None, of `x`; turned."""
+        if not self._projects_jointly(source):
+            source = x if source is None else source
+            query, key, value = self.project_query(x), self.project_key(source), self.project_value(source)
+        else:
+            norms = (self.query_norm, self.key_norm, self.value_norm)
+            parts = jnp.unstack(self._project_jointly(x), axis=2)
+            query, key, value = (_normed(norm, part) for norm, part in zip(norms, parts, strict=True))
+            query = query * self.config.head_dim**-0.5
+        return turned(query, rotation), turned(key, rotation), value
 
-        Of `x` alone, with as many heads of each, and where all three together are no wider than it,
-        by one product: so `x` is read once, and once more for the gradients of all three kernels.
-        The kernels are stacked for it along an axis of their own, P, so that the heads can be
-        sharded. Wider ones cost more to stack than they save (docs/development/speed.md).
+    def _projects_jointly(self, source: Float[Array, "B S D"] | None) -> bool:
+        """Whether one product makes queries, keys and values: of one source, with as many heads of
+        each, and where all three together are no wider than it. So `x` is read once, and once more
+        for the gradients of all three kernels. Wider ones cost more to stack than they save
+        (docs/development/speed.md).
         """
         config = self.config
         alike = source is None and config.kv_heads == config.num_heads
-        if not alike or 3 * config.num_heads * config.head_dim > config.embed_dim:
-            source = x if source is None else source
-            return self.project_query(x), self.project_key(source), self.project_value(source)
-        dtype = jnp.dtype(config.compute_dtype)
+        return alike and 3 * config.num_heads * config.head_dim <= config.embed_dim
+
+    def _project_jointly(self, x: Float[Array, "B T D"]) -> Float[Array, "B T P N H"]:
+        """Queries, keys and values. Their kernels are stacked along an axis of their own, P, so
+        that the heads can be sharded.
+        """
+        dtype = jnp.dtype(self.config.compute_dtype)
         kernels = jnp.stack([self.query_kernel, self.key_kernel, self.value_kernel], axis=1).astype(dtype)
         biases = jnp.stack([self.query_bias, self.key_bias, self.value_bias]).astype(dtype)
-        projected = jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases
-        unstacked = jnp.unstack(checkpoint_name(projected, "projected"), axis=2)
-        norms = (self.query_norm, self.key_norm, self.value_norm)
-        query, key, value = (_normed(norm, each) for norm, each in zip(norms, unstacked, strict=True))
-        return query * config.head_dim**-0.5, key, value
+        return checkpoint_name(jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases, "projected")
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
         return jax.nn.softmax(scores, axis=-1).astype(self.config.compute_dtype)
@@ -211,18 +253,16 @@ def check_attention(config: ModelConfig) -> None:
     raise UserError(f"model.attention_implementation = cudnn needs {allowed}")
 
 
-def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> Bool[Array, "B 1 T T"]:
-    """True where query t attends to key s: same segment, not padding (segment 0), and s <= t if
-    causal.
-    """
-    mask = cross_attention_mask(segmentation, segmentation)
+def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> AttentionMask:
+    """The mask of self-attention."""
+    dense, length = cross_attention_mask(segmentation, segmentation).dense, segmentation.shape[1]
     if causal:
-        length = segmentation.shape[1]
-        mask = mask & jnp.tril(jnp.ones((length, length), bool))[None, None]
-    return mask
+        dense = dense & jnp.tril(jnp.ones((length, length), bool))[None, None]
+    return AttentionMask(segmentation, segmentation, dense, causal)
 
 
-def cross_attention_mask(segmentation: Int[Array, "B T"], source_segmentation: Int[Array, "B S"]) -> Bool[Array, "B 1 T S"]:
-    """True where query t attends to key s: same segment, not padding (segment 0)."""
+def cross_attention_mask(segmentation: Int[Array, "B T"], source_segmentation: Int[Array, "B S"]) -> AttentionMask:
+    """The mask of attention to another source."""
     same_segment = segmentation[:, :, None] == source_segmentation[:, None, :]
-    return (same_segment & (source_segmentation > 0)[:, None, :])[:, None]
+    dense = (same_segment & (source_segmentation > 0)[:, None, :])[:, None]
+    return AttentionMask(segmentation, source_segmentation, dense, False)

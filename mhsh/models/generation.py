@@ -22,7 +22,7 @@ from mhsh.models.devices import current_platform
 from mhsh.models.layers import Rotation, rotation, turned
 from mhsh.models.residual import Residual, Stream, Sublayer
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
-from mhsh.models.transformer import DecoderLayer, EncoderContext, EncoderLayer, end_of_stack
+from mhsh.models.transformer import DecoderLayer, EncoderLayer, end_of_stack
 from mhsh.models.types import Batch, Stack, decoder_stack, encoder_stack
 
 # In a scan over layers a CPU copies the weights of each layer before it multiplies by them. Where
@@ -307,11 +307,11 @@ def advance(
     embeddings: Any = Embeddings(model.config)
     x = embeddings.apply({"params": params["embeddings"]}, batch, None)
     layer: Any = EncoderLayer(model.config, model.residual)
-    context = EncoderContext(mask[:, None], rotation(model.config, positions))
+    turns = rotation(model.config, positions)
 
     def through(stream: Stream, of_layer: tuple[Any, KVCache]) -> tuple[Stream, KVCache]:
         layer_params, cache = of_layer
-        return layer.apply({"params": layer_params}, stream, cache, place, context, method=_encoder_step)
+        return layer.apply({"params": layer_params}, stream, cache, place, mask[:, None], turns, method=_encoder_step)
 
     stack = encoder_stack(model.config)
     stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
@@ -335,9 +335,14 @@ def next_logits(model: Bert, params: Any, hidden: Float[Array, "B T D"]) -> Floa
 
 
 def _encoder_step(
-    layer: EncoderLayer, stream: Stream, cache: KVCache, place: Int[Array, ""], context: EncoderContext
+    layer: EncoderLayer,
+    stream: Stream,
+    cache: KVCache,
+    place: Int[Array, ""],
+    mask: Bool[Array, "B 1 T S"],
+    turns: Rotation | None,
 ) -> tuple[Stream, KVCache]:
     """EncoderLayer.__call__ with the keys and values of earlier tokens cached."""
-    attention, extended = _caching(layer.attention, cache, place, *context)
+    attention, extended = _caching(layer.attention, cache, place, mask, turns)
     stream = layer.attention_residual(stream, attention)
     return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import attention_weights, feed_forward_weights
-from mhsh.models.attention import MultiHeadAttention, attention_mask
+from mhsh.models.attention import AttentionMask, MultiHeadAttention, attention_mask
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
@@ -136,7 +136,7 @@ def _only_once(owner: nn.Module) -> bool:
 class EncoderContext(NamedTuple):
     """What the layers of an encoder read besides the residual stream."""
 
-    mask: Bool[Array, "B 1 T T"]
+    mask: AttentionMask
     rotation: Rotation | None  # of rotary positions
 
 
@@ -194,8 +194,8 @@ class DecoderContext(NamedTuple):
     """What the layers of a decoder read besides the residual stream."""
 
     source: Float[Array, "B S D"]  # the encoder's output
-    self_mask: Bool[Array, "B 1 T T"]
-    cross_mask: Bool[Array, "B 1 T S"]
+    self_mask: AttentionMask
+    cross_mask: AttentionMask
 
 
 class DecoderLayer(nn.Module):

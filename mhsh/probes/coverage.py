@@ -131,8 +131,8 @@ def _visible(config: ModelConfig, example: Batch, name: str) -> Int[Array, ""]:
     """The number of (query, position) pairs that the masks allow; padding has none."""
     sources = jnp.asarray(example["inputs_segmentation"])
     if name == "attention":
-        return attention_mask(sources, causal=config.objective == "clm").sum()
+        return attention_mask(sources, causal=config.objective == "clm").dense.sum()
     targets = jnp.asarray(example["targets_segmentation"])
     if name == "self_attention":
-        return attention_mask(targets, causal=True).sum()
-    return cross_attention_mask(targets, sources).sum()
+        return attention_mask(targets, causal=True).dense.sum()
+    return cross_attention_mask(targets, sources).dense.sum()

@@ -1,9 +1,9 @@
 """Attention in one kernel forward and one backward: no scores and no dropout mask in memory.
 
 FlashAttention (Dao et al. 2022, arXiv 2205.14135; Dao 2023, arXiv 2307.08691) with the dropout of
-`models.dropout` inside. The scores of a block of queries and a block of keys are in registers. Where
-all keys of a row are one block, the backward pass needs only queries, keys and values; else it also
-reads the output and each query's log-sum-exp.
+`models.dropout` inside. The scores of a block of queries and a block of keys are in registers.
+Where a row is one block, the backward pass needs only queries, keys and values; else it also reads
+the output and each query's log-sum-exp.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-from mhsh.models.devices import current_platform, shard_index
+from mhsh.config.schema import ModelConfig
+from mhsh.models.devices import shard_index
 from mhsh.models.dropout import Seed, keep, kept_scale, row_states
+from mhsh.models.kernels.select import is_interpreted
 
 # A score that is not attended to, and the lowest maximum of a row: their difference's exp is 0.
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
@@ -33,6 +35,12 @@ _WHOLE = 128  # rows up to here are one block in the backward pass
 _BLOCK = 64
 _LEAST = 16
 _LEAST_WIDTH = 64
+_WIDEST = 128
+
+
+def uncovered(config: ModelConfig) -> str:
+    """Why no kernel computes the attention of this model; empty: one does."""
+    return f"model.head_dim = {config.head_dim} is above {_WIDEST}" if config.head_dim > _WIDEST else ""
 
 
 def attention(
@@ -168,7 +176,7 @@ def _call(
         functools.partial(kernel, form),
         grid=grid,
         out_shape=shapes,
-        interpret=current_platform() != "gpu",
+        interpret=is_interpreted(),
         # A second stage of the backward pass does not fit into the registers.
         compiler_params=triton.CompilerParams(num_warps=num_warps, num_stages=2 if kernel is _forward_kernel else 1),
         name=f"attention{kernel.__name__.removesuffix('_kernel')}",
@@ -243,7 +251,9 @@ def _forward_kernel(form: _Form, *refs: Any) -> None:
 
 
 def _whole_kernel(form: _Form, *refs: Any) -> None:
-    """The gradients of all queries, keys and values of a head, each stored as soon as it is there."""
+    """The gradients of all queries, keys and values of a head, each stored as soon as it is made.
+    Weights are [keys, queries] here: so Triton computes them once, and turns none of them.
+    """
     count = form.num_operands
     row, gradient, outs = _Row(form, refs[:count]), _Heads(refs[count]), _heads(form, refs[count + 1 :])
     head = pl.program_id(1)
@@ -262,8 +272,8 @@ def _whole_kernel(form: _Form, *refs: Any) -> None:
 
 
 def _blocks_kernel(form: _Form, *refs: Any) -> None:
-    """The gradients of a block of keys and values of a head, and then of the same block of the queries
-    of every head that reads them.
+    """The gradients of a block of keys and values of a head, and then of as many queries of every
+    head that reads them. Weights are [keys, queries].
     """
     count = form.num_operands
     row, outs = _Row(form, refs[:count]), _heads(form, refs[count + 3 :])

@@ -13,7 +13,7 @@ import jax
 from mhsh.planning.compiled import _devices_of, compiler_of, parse_topology
 
 NO_COMPILER = compiler_of("gpu") is None
-_PROPERTIES = re.compile(r"Function properties for (\w+)\n\D*\d+ bytes stack frame, (\d+) bytes spill stores.*\n.*?Used (\d+) registers")
+_PROPERTIES = re.compile(r"Function properties for (\w+)\n.* (\d+) bytes spill stores.*\n.*Used (\d+) registers")
 
 
 def registers(function, *shapes, kind="h200"):

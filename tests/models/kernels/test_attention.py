@@ -117,7 +117,7 @@ def test_values_and_gradients_are_those_of_the_plain_form(case, error):
 
 @pytest.mark.parametrize("case", [WHOLE, BLOCKS], ids=["whole", "blocks"])
 def test_the_mask_is_that_of_xla_element_by_element(case):
-    """Values that are a unit matrix show what queries read, and such gradients what keys are told."""
+    """Values that are a unit matrix show what queries read, such gradients what keys are told."""
     queries, keys = case["shapes"]
     zeros = jnp.zeros(queries), jnp.zeros(keys)
     units = [jnp.broadcast_to(jnp.eye(one[1], one[3])[None, :, None], one) for one in (keys, queries)]
