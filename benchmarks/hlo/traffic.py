@@ -26,7 +26,9 @@ PHASES = ("forward", "recomputed", "backward", "head", "optimizer", "other")
 _HEADS = re.compile(r"\bjvp\(loss\)|/(prediction|pooler|next_sentence|classification|span)/")
 
 # They name or regroup arrays and move nothing.
-_MOVES_NOTHING = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "optimization-barrier"))
+_MOVES_NOTHING = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "optimization-barrier", "call-update")
+)
 _CALLS_THAT_MOVE_NOTHING = ("AllocateBuffer", "ConcatBitcast")
 _SLICES = ("dynamic-slice", "slice", "gather")  # of their first operand they read what they give
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place: of the first operand they write what this operand holds
@@ -336,7 +338,7 @@ class _Origins:
             (call.called()[0], (computation.name, call))
             for computation in module.computations.values()
             for call in computation.instructions.values()
-            if call.opcode == "call"
+            if call.opcode in ("call", "call-start") and call.operands
         ]
         times = Counter(called for called, _ in calls)
         # One that is called twice has its arguments from two places.
@@ -356,7 +358,7 @@ class _Origins:
             return computation, instruction.operands[0], int(instruction.attribute("index"))
         if instruction.opcode == "tuple":
             return computation, instruction.operands[element], 0
-        if instruction.opcode in ("bitcast", "while", "optimization-barrier"):
+        if instruction.opcode in ("bitcast", "while", "optimization-barrier", "call-update", "call-done"):
             return computation, instruction.operands[0], element
         if instruction.opcode == "parameter" and computation in self._loops:
             outside, loop = self._loops[computation]
@@ -364,7 +366,7 @@ class _Origins:
         if instruction.opcode == "parameter" and computation in self._calls:
             outside, call = self._calls[computation]
             return outside, call.operands[int(instruction.arguments)], element
-        if instruction.opcode == "call":
+        if instruction.opcode in ("call", "call-start"):
             called = self._module.computations[instruction.called()[0]]
             return called.name, called.root.name, element
         updated = _updated_operand(self._module, instruction, element)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -30,6 +31,7 @@ def run(
     num_slices: Count = 1,
     hbm: Positive | None = None,
     chips: tuple[str, ...] = (),
+    price: tuple[str, ...] = (),
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """What runs of some configs will be and cost, side by side: parameters, FLOPs, memory.
@@ -39,10 +41,12 @@ def run(
     status is 0 even if a step does not fit.
 
     Args:
-      topology: compile the step for v5e:4x4, v4:2x2x1, h100:8, ... or local:8
+      topology: compile the step for v5e:4x4, tpu7x:2x2x1, h100:8, ... or local:8
       num_slices: slices of that layout
       hbm: memory of a device in GiB; the public figure by default
-      chips: KIND:N,... estimate the time on N of v4, v5e, v5p, v6e, a100, h100, h200
+      chips: KIND:N,... estimate the time on N of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200
+        or gb200
+      price: KIND:DOLLARS of a chip-hour; adds what the run costs on those chips
       as_json: print one JSON object
 
     Raises:
@@ -58,10 +62,15 @@ def run(
     hbm_bytes = round(hbm * GIB) if hbm else None
     target = parse_topology(topology, num_slices) if topology else None
     counts = [(kind, number) for text in chips for kind, number in _chips(text, CHIPS)]
-    times = {  # first, for they are refused at once
-        name: {f"{number} {kind}": step_time(one, CHIPS[kind], number)._asdict() for kind, number in counts}
-        for name, one in configs.items()
-    }
+    prices = dict(_price(text, {kind for kind, _ in counts}) for text in price)
+
+    def time(config: Config, kind: str, number: int) -> dict[str, Any]:
+        estimate = step_time(config, CHIPS[kind], number)
+        cost = {"dollars": tuple(prices[kind] * hours for hours in estimate.chip_hours)} if kind in prices else {}
+        return estimate._asdict() | cost
+
+    # First, for they are refused at once.
+    times = {name: {f"{number} {kind}": time(one, kind, number) for kind, number in counts} for name, one in configs.items()}
     plans = {name: ledger(one, target, hbm_bytes) for name, one in configs.items()}
     for name, one in configs.items():
         if counts:
@@ -85,6 +94,15 @@ def _chips(text: str, known: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     if kind not in known:
         raise UserError(f"--chips={text}: {kind!r} is not known; allowed: {', '.join(known)}, as in v5p:8,64")
     yield from ((kind, number) for number in whole_numbers(f"--chips={kind}:", numbers))
+
+
+def _price(text: str, kinds: Collection[str]) -> tuple[str, float]:
+    kind, _, dollars = text.partition(":")
+    if kind not in kinds:
+        raise UserError(f"--price={text}: {kind!r} is not in --chips; allowed: {', '.join(sorted(kinds)) or 'none without it'}")
+    if not re.fullmatch(r"\d+(\.\d+)?", dollars) or float(dollars) == 0:
+        raise UserError(f"--price={text}: {dollars!r} is not a price of a chip-hour; allowed: a number above 0, as in {kind}:2.5")
+    return kind, float(dollars)
 
 
 def _print(plans: Mapping[str, dict[str, Any]]) -> None:
@@ -118,7 +136,8 @@ def _add_rows(table: Table, path: str, columns: Sequence[Mapping[str, Any]]) -> 
 
 def _form(path: str) -> Callable[[Any], str]:
     """How figures of that name are written: by the unit in it."""
-    units = {"bytes": _size, "seconds": timing, "hours": "{:,.1f}".format, "mfu": "{:.0%}".format, "closed": "{:.3f}".format}
+    units = {"bytes": _size, "seconds": timing, "hours": "{:,.1f}".format, "mfu": "{:.0%}".format}
+    units |= {"closed": "{:.3f}".format, "dollars": "${:,.2f}".format}
     return next((form for unit, form in units.items() if unit in path), _count)
 
 

@@ -19,6 +19,8 @@ from mhsh.models.types import SUBLAYERS
 PEAK_FLOPS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA A100-SXM4-40GB": 312e12,
     "TPU v4": 275e12,
@@ -26,6 +28,7 @@ PEAK_FLOPS = {
     "TPU v5": 459e12,
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
+    "TPU7x": 1153.5e12,  # half a chip
 }
 
 # A backward pass costs twice a forward pass; recomputation is not counted.

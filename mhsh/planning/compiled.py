@@ -71,13 +71,13 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
     chip = CHIPS.get(kind)
     dimensions = (chip.dimensions or 1) if chip else int(kind == "local")
     if not dimensions or not re.fullmatch("x".join([r"[1-9]\d*"] * dimensions), layout):
-        gpus = ", ".join(f"{name}:8" for name, one in CHIPS.items() if one.platform == "gpu")
-        raise UserError(
-            f"--topology={name} is not a slice; allowed: v4:2x2x1, v5p:2x2x2 (three sizes), v5e:4x4, v6e:4x4 (two), {gpus}, local:8"
-        )
+        layouts = {3: "2x2x1", 2: "4x4", 0: "8"}  # by dimensions
+        known = ", ".join(f"{name}:{layouts[one.dimensions]}" for name, one in CHIPS.items())
+        raise UserError(f"--topology={name} is not a slice; allowed: {known}, local:8, of any size")
     if num_slices > 1 and (chip is None or chip.platform == "gpu"):
         raise UserError(f"--num-slices={num_slices}: {kind}:N is one slice; leave --num-slices away")
-    return Topology(name, num_slices, num_slices * math.prod(map(int, layout.split("x"))), chip)
+    of_slice = math.prod(map(int, layout.split("x"))) * (chip.of_chip if chip else 1)
+    return Topology(name, num_slices, num_slices * of_slice, chip)
 
 
 def compiler_of(platform: str) -> str | None:
@@ -256,13 +256,13 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
 
     chip, number = topology.chip, topology.num_devices
     if chip.gpu is not None:
-        on_one = math.gcd(number, chip.domain)
+        on_one = number if number <= chip.domain else math.gcd(number, chip.domain)
         layout = f"1x{number // on_one}x{on_one}"  # one slice, machines, GPUs of each
         options: dict[str, Any] = {"target_config": _gpu_target(chip), "topology": layout}
     else:
-        # A device is a whole chip: both cores of a v4 or v5p.
-        options = {"chip_config_name": "megacore"} if chip.dimensions == 3 else {}
-        if number == topology.num_slices:
+        # A device is a whole chip, both cores of a v4 or v5p, unless two are one.
+        options = {"chip_config_name": "megacore"} if chip.dimensions == 3 and chip.of_chip == 1 else {}
+        if number == topology.num_slices * chip.of_chip:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if topology.num_slices > 1:
             options["num_slices"] = topology.num_slices

@@ -134,7 +134,7 @@ def _run(module: Module, computation: Computation, times: int, frame: str, unkno
             body = module.computations[instruction.attribute("body")]
             runs = times * (1 if trips is None else trips)
             yield from _run(module, body, runs, f"{frame}/{instruction.name}", unknown)
-        elif instruction.opcode in ("call", "conditional") or instruction.opcode.startswith("async-start"):
+        elif instruction.opcode in ("call", "call-start", "conditional", "async-start"):
             for name in instruction.called():
                 yield from _run(module, module.computations[name], times, frame, unknown)
         else:

@@ -41,8 +41,8 @@ class Gpu(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device as jax sees it (both cores of a v4 or v5p chip taken together). Bytes per second
-    are of one direction.
+    """One device as jax sees it (both cores of a v4 or v5p chip taken together, half of a TPU7x).
+    Bytes per second are of one direction.
 
     A domain is a group of devices on one fast network: a TPU slice, or the GPUs at one NVLink
     switch. A slower network connects several domains.
@@ -56,6 +56,7 @@ class Chip:
     network_bandwidth: float  # of one device's share of the network between domains
     dimensions: int = 0  # of a TPU slice, such as 2 of a 4x4; 0: a GPU
     gpu: Gpu | None = None  # None: a TPU
+    of_chip: int = 1  # devices that are one chip, in the layout of a slice and on a bill
 
     @property
     def peak_flops(self) -> float:
@@ -71,6 +72,8 @@ class Chip:
 # The same data sheets as below, NVIDIA's white papers on the two architectures, and the table of
 # compute capabilities in the CUDA C++ Programming Guide.
 _A100, _H100 = Gpu((8, 0), 108, 1.41, 64, 164, 40), Gpu((9, 0), 132, 1.98, 128, 228, 50)
+# XLA's own targets: github.com/openxla/xla at 300ec95, xla/backends/gpu/target_config/specs.
+_B200, _GB200 = Gpu((10, 0), 148, 1.965, 128, 228, 126), Gpu((10, 0), 152, 2.062, 128, 228, 129)
 
 CHIPS = {
     # docs.cloud.google.com/tpu/docs/v4: HBM 32 GiB at 1,200 GB/s, pods of 4,096. Six links of 45
@@ -85,6 +88,9 @@ CHIPS = {
     # docs.cloud.google.com/tpu/docs/v6e: HBM 32 GB at 1,600 GB/s; 800 GB/s both ways over 4 ports;
     # 25.6 Tbit/s a pod of 256.
     "v6e": Chip("TPU v6 lite", 32 * 2**30, 1600e9, 256, 400e9, 12.5e9, 2),
+    # docs.cloud.google.com/tpu/docs/tpu7x: of a chip, which is two devices, 192 GiB at 7,380 GB/s,
+    # 1,200 GB/s both ways between chips, 100 Gbit/s beyond; pods of 9,216.
+    "tpu7x": Chip("TPU7x", 96 * 2**30, 3690e9, 2 * 9216, 300e9, 6.25e9, 3, of_chip=2),
     # NVIDIA's data sheets of the A100 80GB SXM and the H100 SXM: NVLink 600 and 900 GB/s both ways.
     # Eight GPUs and eight InfiniBand ports of 200 and 400 Gbit/s: user guides of DGX A100 and H100.
     "a100": Chip("NVIDIA A100-SXM4-80GB", 80 * 10**9, 2039e9, 8, 300e9, 25e9, gpu=_A100),
@@ -92,6 +98,10 @@ CHIPS = {
     # HBM 141 GB, NVLink 900 GB/s both ways: NVIDIA's own description of its machine in
     # github.com/mlcommons/inference_results_v4.1. 4.8 TB/s: its announcement of November 2023.
     "h200": Chip("NVIDIA H200", 141 * 10**9, 4800e9, 8, 450e9, 50e9, gpu=_H100),
+    # nvidia.com/en-us/data-center/dgx-b200, of eight: 1,440 GB at 64 TB/s, NVLink 14.4 TB/s both
+    # ways. And /gb200-nvl72, of 72: 13.4 TB at 576 TB/s, 130 TB/s. A port of 400 Gbit/s a GPU.
+    "b200": Chip("NVIDIA B200", 180 * 10**9, 8000e9, 8, 900e9, 50e9, gpu=_B200),
+    "gb200": Chip("NVIDIA GB200", 186 * 10**9, 8000e9, 72, 900e9, 50e9, gpu=_GB200),
 }
 
 # The share of their peak that matrix products reach, at worst and at best. Assumed for TPUs. On an
@@ -145,13 +155,14 @@ class StepTime(NamedTuple):
     chip_hours: Range
 
 
-def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
-    """The time of a step, and of `train.num_steps` steps, on `num_devices` chips.
+def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
+    """The time of a step, and of `train.num_steps` steps, on `num_chips` chips.
 
     Raises:
       UserError: the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1,
         whose sums of activations are not estimated.
     """
+    num_devices = num_chips * chip.of_chip
     shape = mesh_shape(config, num_devices, math.ceil(num_devices / chip.domain))
     check_divisibility(config, shape)
     if shape["tensor"] > 1:
@@ -183,7 +194,7 @@ def step_time(config: Config, chip: Chip, num_devices: int) -> StepTime:
         step_seconds=step,
         mfu=Range(useful / step.high, useful / step.low),
         run_hours=Range(*hours),
-        chip_hours=Range(*(num_devices * time for time in hours)),
+        chip_hours=Range(*(num_chips * time for time in hours)),
     )
 
 

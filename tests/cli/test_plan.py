@@ -73,15 +73,26 @@ def test_time_in_words_and_as_json(capsys):
     arguments = ["plan", "--config=bert:2l8h", "--chips=v5p:1,8", "--chips=h100:8"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "TIME 8 H100" in out and "No time here is measured" in out
-    assert main([*arguments, "--json"]) == 0
+    assert "TIME 8 H100" in out and "No time here is measured" in out and "dollars" not in out
+    assert main([*arguments, "--price=v5p:4.2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     for plan in told["configs"].values():
         assert list(plan["time"]) == ["1 v5p", "8 v5p", "8 h100"]
         for chips, time in plan["time"].items():
             assert 0 < time["step_seconds"][0] < time["step_seconds"][1]
             assert time["chip_hours"][1] == pytest.approx(int(chips.split()[0]) * time["run_hours"][1])
+            cost = [pytest.approx(4.2 * hours) for hours in time["chip_hours"]]
+            assert time.get("dollars", cost if "h100" in chips else None) == cost
     assert told["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("price", "message"),
+    [("h100:2", "'h100' is not in --chips; allowed: v5p"), ("v5p:0", "allowed: a number above 0"), ("v5p", "'' is not a price")],
+)
+def test_a_price_that_is_none(price, message, capsys):
+    assert main(["plan", "--config=bert:2l8h", "--chips=v5p:1", f"--price={price}"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_said_and_what_is_nothing_is_not(capsys):

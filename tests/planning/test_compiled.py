@@ -18,6 +18,7 @@ from mhsh.models.build import boxed_parameters
 from mhsh.models.costs import parameter_counts, step_flops
 from mhsh.planning import compiled
 from mhsh.planning.compiled import compile_report, measure, overflow, parse_topology
+from mhsh.planning.roofline import CHIPS
 from mhsh.training.memory import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
@@ -120,10 +121,11 @@ def test_running_out_of_memory_is_a_result():
 def test_devices_of_a_slice():
     assert parse_topology("v5p:2x2x4", 2).num_devices == 32
     assert parse_topology("v5e:4x4").hbm_bytes == 16 * GIB
+    assert parse_topology("tpu7x:2x2x1", 2)[2:] == (16, CHIPS["tpu7x"]), "two devices a chip"
     assert parse_topology("h100:16").num_devices == 16
     assert parse_topology("local:8").hbm_bytes is None
     for name, slices in (("h100:2x4", 1), ("p100:8", 1), ("h100", 1), ("h100:8", 2)):
-        with pytest.raises(UserError, match=r"h100:8|leave --num-slices away"):
+        with pytest.raises(UserError, match=r"tpu7x:2x2x1, a100:8|leave --num-slices away"):
             parse_topology(name, slices)
 
 

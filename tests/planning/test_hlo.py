@@ -130,6 +130,25 @@ ENTRY %main (a: bf16[4,8], g: f32[8,16]) -> f32[8,16] {
     assert [(one.kind, one.payload, one.dtypes) for one in collectives] == [gather, gather, *others]
 
 
+def test_collectives_in_a_call_beside_others_count():
+    """As the compiler puts them on a TPU7x's SparseCores."""
+    text = """
+%on_a_sparse_core (p: bf16[4,8]) -> bf16[16,8] {
+  %p = bf16[4,8]{1,0} parameter(0)
+  ROOT %gathered = bf16[16,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+ENTRY %main (a: bf16[4,8]) -> bf16[16,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %start = ((), (), (s32[1]{0:T(128)S(2)})) call-start(), async_execution_thread="sparsecore", to_apply=%on_a_sparse_core
+  %update = ((bf16[4,8]{1,0}), bf16[16,8]{1,0}) call-update(%start, %a)
+  ROOT %done = bf16[16,8]{1,0} call-done(%update)
+}
+"""
+    collectives, _ = read_collectives(parse_module(text), 4)
+    assert [(one.kind, one.count, one.payload) for one in collectives] == [("all-gather", 1, 16 * 8 * 2)]
+
+
 def test_what_the_tpu_compiler_writes():
     collectives, unknown = read_collectives(parse_module(TPU_TEXT), 8)
     assert not unknown

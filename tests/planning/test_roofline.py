@@ -132,7 +132,7 @@ def test_only_a_gpu_launches_operations(config_of):
     assert launch_seconds(config, CHIPS["h100"]) == pytest.approx((2 * 80 * 1.5e-6, 2 * 80 * 2.5e-6))
 
 
-@pytest.mark.parametrize(("kind", "mesh"), [("v5e", (-1, 1)), ("v5e", (1, 4)), ("h100", (2, 2)), ("h100", (1, -1))])
+@pytest.mark.parametrize(("kind", "mesh"), [("v5e", (-1, 1)), ("v5e", (1, 4)), ("h100", (2, 2)), ("b200", (1, -1))])
 def test_the_bounds_hold_the_parts(config_of, kind, mesh):
     config = config_of(**{"mesh.data": mesh[0], "mesh.fsdp": mesh[1]})
     time = step_time(config, CHIPS[kind], 4)
@@ -142,6 +142,16 @@ def test_the_bounds_hold_the_parts(config_of, kind, mesh):
     assert time.rows == config.train.batch_size // 4 and time.fits
     assert time.mfu.high == pytest.approx(step_flops(config) / 4 / CHIPS[kind].peak_flops / time.step_seconds.low)
     assert time.chip_hours.low == pytest.approx(4 * config.train.num_steps * time.step_seconds.low / 3600)
+
+
+def test_a_tpu7x_chip_is_two_devices(config_of):
+    """By Google's page: 2,307 TFLOP/s, 192 GiB at 7,380 GB/s, links of 600 GB/s one way."""
+    half = CHIPS["tpu7x"]
+    figures = half.peak_flops, half.hbm_bytes, half.hbm_bandwidth, half.link_bandwidth, half.network_bandwidth
+    assert [2 * figure for figure in figures] == [2307e12, 192 * 2**30, 7380e9, 600e9, 12.5e9]
+    time = step_time(config_of(), half, 4)
+    assert time.rows == config_of().train.batch_size // 8
+    assert time.chip_hours.low == pytest.approx(4 * time.run_hours.low)
 
 
 def test_a_model_that_does_not_fit_is_told(config_of):
