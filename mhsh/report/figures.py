@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +96,9 @@ def points_figure(points: Points, width: float = COLUMN) -> Figure:
         ticks = log_ticks(*axes.get_ylim())
         axes.set_yticks(ticks, map(_tick, ticks))
     if points.ticks:
-        _name_ticks(axes, points)
+        words = [shorten(words, 16) for _, words in points.ticks]
+        turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
+        axes.set_xticks([at for at, _ in points.ticks], words, parse_math=False, **turned)
     axes.minorticks_off()
     for reference in points.references:
         axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
@@ -120,21 +121,6 @@ def _beside(points: Points) -> list[Float[np.ndarray, " points"]]:
     to, back = (np.log, np.exp) if points.log_x else (np.asarray, np.asarray)
     step = min(0.012, 0.05 / len(places)) * float(np.ptp(to(every)))
     return [back(to(each) + step * (place - (len(places) - 1) / 2)) for place, each in enumerate(places)]
-
-
-def _name_ticks(axes: Axes, points: Points) -> None:
-    """Names those ticks of the x-axis that do not overprint the one before them."""
-    low, *places, high = axes.get_xlim()[0], *(at for at, _ in points.ticks), axes.get_xlim()[1]
-    to = math.log if points.log_x else float
-    names = [shorten(words, 16) for _, words in points.ticks]
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, names)) > _TICK_CHARACTERS else {}
-    kept: list[tuple[float, float, str]] = []
-    for at, name in zip(places, names, strict=True):
-        share = (to(at) - to(low)) / (to(high) - to(low))
-        before, _, other = kept[-1] if kept else (-1.0, at, "")
-        if share - before >= (0.06 if turned else (len(name) + len(other)) / 2 / _TICK_CHARACTERS):
-            kept.append((share, at, name))
-    axes.set_xticks([at for _, at, _ in kept], [name for *_, name in kept], parse_math=False, **turned)
 
 
 def _tick(value: float) -> str:

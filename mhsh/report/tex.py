@@ -27,7 +27,7 @@ def report_to_tex(report: Report, author: str) -> bytes:
     lines = [
         f"% {author}. In the preamble: \\usepackage{{booktabs, amssymb}}",
         r"\begin{table}",
-        r"\centering",
+        r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
         f"\\caption{{{escape(f'{report.title}. {report.caption}')}}}",
         r"\label{tab:mhsh}",
         f"\\begin{{tabular}}{{{''.join('r' if head.columns[place].numeric else 'l' for place in kept)}}}",

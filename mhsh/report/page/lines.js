@@ -145,10 +145,16 @@ window.report = {};
     return lines.filter(line => line.x.length > 0);
   };
 
-  // Whether a run is one that the reader searches for: every word is part of its name, or of `field=value` of a config field.
+  // Whether a run is one that the reader searches for: every word is part of its name, or of `field=value` of a config field, or
+  // as `field>number` or `field<number` holds of one.
   report.matches = (run, query) => {
     const fields = Object.entries(report.content.fields).map(([name, values]) => name + "=" + values[run] + " ");
     const text = [report.content.runs[run].name, ...fields].join(" ").toLowerCase();
-    return query.toLowerCase().split(/\s+/).every(word => text.includes(word));
+    const holds = ([, name, sign, bound]) => Object.entries(report.content.fields).some(([field, values]) =>
+      field.endsWith(name) && (sign === ">" ? Number(values[run]) > Number(bound) : Number(values[run]) < Number(bound)));
+    return query.toLowerCase().split(/\s+/).every(word => {
+      const found = /^([^<>]+)([<>])(.+)$/.exec(word);
+      return found ? holds(found) : text.includes(word);
+    });
   };
 })(window.report);
