@@ -245,7 +245,9 @@ def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> 
         )
         for key in ("perplexity", "bits_per_byte"):
             show_metric(browser, key)
-        choose(browser, axis="tokens", view="runs", split="train", smoothing="4", search="num_layers>6 num_layers<13 seed", log_y=True)
+        choose(
+            browser, axis="tokens", view="runs", split="train", smoothing="4", search="num_layers>6 num_layers<13 seed", log_y=True
+        )
         assert browser.evaluate(NAMES) == [f"24x1 admin seed {seed}" for seed in range(3)]
         assert browser.evaluate("document.getElementById('smoothing-words').textContent") == "mean of 4 rows"
         raw, smoothed = browser.evaluate(f"(l => [l.raw.y, l.y])({LINES}[0])")
