@@ -46,6 +46,7 @@ COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
+_MOST_COUNTED = 1e40  # more FLOPs than any run has
 
 
 class Counters(NamedTuple):
@@ -275,7 +276,8 @@ class RunFolder:
             fields = read_object(path)
         except MissingFile:
             return None
-        if set(fields) != set(Counters._fields) or not all(type(value) in (int, float) for value in fields.values()):
+        sound = all(type(value) in (int, float) and 0 <= value < _MOST_COUNTED for value in fields.values())
+        if set(fields) != set(Counters._fields) or not sound:
             raise UserError(f"{path} is damaged: it has not the counters of a checkpoint; put it back from a copy")
         return Counters(**fields)
 

@@ -23,7 +23,7 @@ from mhsh.config.recorded import WRITER
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.files import unlocked_mount
-from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_folder import COUNTERS_FILE, RunFolder
 from tests.conftest import ROOT
 
 
@@ -58,7 +58,7 @@ def steps(folder: RunFolder) -> list[int]:
 
 HOLDER = """
 import sys, time
-from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_folder import COUNTERS_FILE, RunFolder
 with RunFolder(sys.argv[1]).held():
     print("held", flush=True)
     time.sleep(600)
@@ -275,6 +275,15 @@ def test_an_accepted_gap_is_counted(folder: RunFolder) -> None:
     assert folder.cut_metrics(4, 5, True)[:2] == (4, 1)
     assert steps(folder) == [1, 2, 4, 4]
     assert folder.cut_metrics(4, 4, False)[:2] == (4, 0)
+
+
+@pytest.mark.parametrize("tokens", ["NaN", "-1", "1e308", "9" * 400, "true", "null", "[]", '"1"'])
+def test_counters_that_no_run_has_are_damage(folder, tokens):
+    path = folder.path / "checkpoints" / "3" / COUNTERS_FILE
+    path.parent.mkdir(parents=True)
+    path.write_text(f'{{"tokens": {tokens}, "flops": 2, "seconds": 0.5, "rows": 3}}')
+    with pytest.raises(UserError, match=f"^{path} is damaged: it has not the counters of a checkpoint"):
+        folder.counters(3)
 
 
 def test_a_record_is_replaced_as_a_whole_or_stays(folder):
