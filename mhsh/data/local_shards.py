@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_sha256, read_index, shards_of, write_json
+from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_shard, read_index, shards_of, write_json
 from mhsh.data.tables import SPLITS
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
@@ -88,7 +88,7 @@ def _copy_shard(folder: epath.Path, copy: Path, shard: Shard) -> None:
     with replacing(copy / shard.name) as temporary:
         with opened(folder / shard.name) as source, open(temporary, "wb") as file:
             shutil.copyfileobj(source, file)
-        check_sha256(temporary, shard, folder / shard.name)
+        check_shard(temporary, shard, folder / shard.name)
 
 
 def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
@@ -107,7 +107,7 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
         size = sum(shard.size for shard in unread)
         if size > _MANY_BYTES:
             print(f"comparing {quantity(size, 'B')} of {folder} with its SHA-256s, once until it changes", flush=True)
-        _in_threads(lambda shard: check_sha256(folder / shard.name, shard), unread)
+        _in_threads(lambda shard: check_shard(folder / shard.name, shard), unread)
         known.update(states)
 
 
@@ -116,7 +116,7 @@ def verify(folder: Path | epath.Path) -> None:
     shard whose SHA-256 differs from the index.
     """
     try:
-        _in_threads(lambda shard: check_sha256(folder / shard.name, shard), shards_of(read_index(folder)))
+        _in_threads(lambda shard: check_shard(folder / shard.name, shard), shards_of(read_index(folder)))
     except OSError as error:
         raise UserError(f"cannot read {folder}: {_reason(error)}; {REMEDY}") from error
 

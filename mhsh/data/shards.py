@@ -25,6 +25,7 @@ from etils import epath
 from jaxtyping import Int64
 from msgspec import Meta
 
+from mhsh.data.array_record import LARGEST, check_unpacked
 from mhsh.data.tables import Examples, Table, num_examples
 from mhsh.errors import UserError
 from mhsh.storage.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
@@ -42,8 +43,6 @@ _READ_BYTES = 1 << 11
 # The compression of records; docs/development/decisions.md has the costs. zstd, at its quickest, is
 # for examples whose arrays repeat each other.
 ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
-
-_LARGEST_EXAMPLE = 1 << 26  # bytes
 
 REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"
 
@@ -107,8 +106,8 @@ class _Index(msgspec.Struct):
         shapes = [group.shapes for shard in self.shards for group in shard.groups]
         if not shapes or any(one != shapes[0] for one in shapes) or shapes[0].keys() != self.fields.keys():
             raise ValueError("its shards have no arrays, or not the same")
-        if _record_type(self.fields, shapes[0]).itemsize > _LARGEST_EXAMPLE:
-            raise ValueError(f"an example has more than {_LARGEST_EXAMPLE >> 20} MiB")
+        if _record_type(self.fields, shapes[0]).itemsize > LARGEST:
+            raise ValueError(f"an example has more than {LARGEST >> 20} MiB")
 
 
 def write_shard(folder: Path, number: int, examples: Examples, compression: str, job: str, note: Mapping[str, Any]) -> Shard:
@@ -291,18 +290,19 @@ def _fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def check_sha256(path: Path | epath.Path, shard: Shard, origin: epath.Path | None = None) -> None:
+def check_shard(path: Path | epath.Path, shard: Shard, origin: epath.Path | None = None) -> None:
     """Reads a shard, here or in a bucket.
 
     Args:
       origin: the file that the one at `path` is a copy of, for the error.
 
     Raises:
-      UserError: its SHA-256 differs from the index.
+      UserError: its SHA-256 differs from the index, or a few bytes of it unpack to many.
       OSError: it cannot be read.
     """
     if _sha256_of(path) != shard.sha256:
         raise UserError(f"{origin or path} is damaged: its SHA-256 is not that of the index; {REMEDY}")
+    check_unpacked(path)
 
 
 def _sha256_of(path: Path | epath.Path) -> str:

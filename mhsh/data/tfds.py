@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mhsh.data.array_record import check_unpacked
 from mhsh.errors import UserError
 
 # The default direction is out of English, as in the papers on translation.
@@ -130,6 +131,8 @@ def _open(name: str) -> tuple[PreparedSplit, str | None]:
             f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads; run: tfds build "
             f"{match['dataset']} --file_format=array_record"
         ) from error
+    for part in builder.info.splits[split].file_instructions:
+        check_unpacked(part.filename)
     return PreparedSplit(name, builder.info.features, stored), match["direction"]
 
 

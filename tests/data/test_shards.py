@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mhsh.data import local_shards
+from mhsh.data.array_record import LARGEST
 from mhsh.data.local_shards import open_table, verify
 from mhsh.data.shards import (
     UNCOMPRESSED,
@@ -224,6 +227,21 @@ def test_an_example_of_another_size_than_the_index_says_is_damage(tmp_path):
         StoredTable(tmp_path / "rows").take(np.array([0]))
 
 
+def test_a_few_bytes_that_unpack_to_a_large_record_are_refused_unread(tmp_path):
+    folder, name = tmp_path / "rows", shard_name(0)
+    written(folder, [rows_of(9)])
+    path = str(folder / name)
+    written_by = ArrayRecordWriter(path, "group_size:1,zstd:1")
+    for size in (100_000, LARGEST, LARGEST + (1 << 20)):
+        written_by.write(bytes(size))
+    written_by.close()
+    forged("shards", 0, "sha256", value=hashlib.sha256((folder / name).read_bytes()).hexdigest())(folder / "index.json")
+    assert (folder / name).stat().st_size < 1 << 20
+    for opening in (open_table, verify):
+        with pytest.raises(UserError, match=f"^{path} has a record of 65 MiB, more than the 64 of any"):
+            opening(epath.Path(folder))
+
+
 def test_shards_of_different_arrays_are_a_defect(tmp_path):
     first = write_shard(tmp_path, 0, {"a": np.zeros((2, 3), np.int32)}, ZSTD, "job", {})
     for other in (np.zeros((2, 3), np.int16), np.zeros((2, 4), np.int32)):
@@ -282,8 +300,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that were read."""
     names: list[str] = []
-    check = local_shards.check_sha256
-    monkeypatch.setattr(local_shards, "check_sha256", lambda path, shard: (names.append(shard.name), check(path, shard)))
+    check = local_shards.check_shard
+    monkeypatch.setattr(local_shards, "check_shard", lambda path, shard: (names.append(shard.name), check(path, shard)))
     return names
 
 
