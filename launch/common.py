@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 SCRIPT = Path(sys.argv[0])
+TOGETHER = ("train", "work")  # what several processes of mhsh do together; all else is done by one
 OWN_FLAGS = ("--distributed", "--coordinator", "--num-processes", "--process-id")
 
 

@@ -18,6 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.configs import shipped_name, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
+from mhsh.sweep.folder import SweepFolder
 from mhsh.training.memory import choose_remat, does_not_fit
 from mhsh.training.plan import Devices, plan_run
 
@@ -100,10 +101,14 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     chips, config, fits = None, None, ""
     with noted():
         chips = chips_of(accelerator_type)
+    if arguments[:1] == ["work"]:
+        with noted():
+            fits = _fit_sweep(arguments[1:], chips, slices)
+        return problems, fits
     with noted():
         if not arguments or arguments[0] != "train":
             given = arguments[0] if arguments else "nothing"
-            raise UserError(f"`up` runs mhsh train, not {given}; for other commands take create, install and run")
+            raise UserError(f"`up` runs mhsh train or work, not {given}; for other commands take create, install and run")
         options, rest = parser.parse_known_args(arguments[1:])
         if not options.workdir.startswith("gs://"):
             problems.append(
@@ -125,6 +130,19 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         with noted():
             fits = fit(config, chips[0], chips[1] * slices, slices)
     return problems, fits
+
+
+def _fit_sweep(arguments: Sequence[str], chips: tuple[Chip, int] | None, slices: int) -> str:
+    """How the cells of a sweep fit, where all have the data that they need."""
+    if len(arguments) != 1 or not arguments[0].startswith("gs://"):
+        raise UserError(f"mhsh work {' '.join(arguments)}: no worker has it; plan the sweep in a bucket: gs://BUCKET/SWEEP")
+    said: dict[str, None] = {}
+    for cell in SweepFolder(arguments[0]).read_plan().cells:
+        for problem in data_problems(cell.config):
+            raise UserError(f"cell {cell.name}: {problem}")
+        if chips is not None:
+            said[fit(cell.config, chips[0], chips[1] * slices, slices)] = None
+    return "; ".join(said)
 
 
 def _names_source(arguments: Sequence[str]) -> bool:

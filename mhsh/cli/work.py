@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import shlex
@@ -126,6 +127,8 @@ class Crew:
             except UserError as error:
                 raise Unavailable(f"the processes of this worker did not fail together ({error}): {failed}") from failed
             raise
+        finally:
+            gc.collect()  # the next cell needs the memory of the device
         return heard_anywhere(stop.signal)
 
 

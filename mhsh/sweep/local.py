@@ -19,12 +19,14 @@ from mhsh.storage.files import write_atomically
 from mhsh.sweep.folder import SweepFolder
 
 _POLL_SECONDS = 0.1
+_MOST_STARTS = 100  # of workers, those that were killed anew among them
 _DEVICE_MEMORY = 0.9  # of an accelerator's memory, shared by the workers
 
 
 def run_workers(folder: SweepFolder, count: int, files: Sequence[str], look: Callable[[], None]) -> tuple[int | None, list[str]]:
-    """Runs `count` times `mhsh work` to its end, and calls `look` again and again meanwhile. SIGINT
-    and SIGTERM are passed on once, and the workers save their state.
+    """Runs `count` times `mhsh work` to its end, and calls `look` again and again meanwhile. One
+    that is killed, as where memory runs out, starts again. SIGINT and SIGTERM are passed on once,
+    and the workers save their state.
 
     Args:
       files: of the user's entries, for --with.
@@ -48,11 +50,16 @@ def run_workers(folder: SweepFolder, count: int, files: Sequence[str], look: Cal
         logs = [stack.enter_context(_log(folder, slot)) for slot in range(count)]
         for slot in range(count if signals.signal is None else 0):
             workers.append(_start(folder, slot, count, files, logs[slot]))
-        if signals.signal is not None:
-            pass_on(signals.signal)  # to one that was being started when the signal came
+        starts = len(workers)
         while any(worker.poll() is None for worker in workers):
+            if signals.signal is not None:
+                pass_on(signals.signal)  # to one that was being started when the signal came
             time.sleep(_POLL_SECONDS)
             look()
+            for slot, worker in enumerate(workers):
+                if (worker.poll() or 0) < 0 and signals.signal is None and starts < _MOST_STARTS:
+                    print(f"  {_ended(worker.returncode, logs[slot])}; started again", flush=True)
+                    workers[slot], starts = _start(folder, slot, count, files, logs[slot]), starts + 1
         ended = zip(workers, logs, strict=False)
         lines = [_ended(worker.returncode, log) for worker, log in ended if worker.returncode not in (0, os.EX_TEMPFAIL, 130)]
     return signals.signal, lines if signals.signal is None else []

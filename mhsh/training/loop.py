@@ -74,6 +74,7 @@ def train_held(
       stop: afterwards it also knows of a signal that came when the run was at its end.
     """
     begin_run()
+    bear(config.train.storage_minutes)
     if jax.process_index() == 0:
         if config.train.tracker == "wandb":
             check_wandb()

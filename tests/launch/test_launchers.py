@@ -54,6 +54,7 @@ MISTAKES = [
     ("local_cluster", "--processes=2", "needs the arguments of mhsh after --"),
     ("local_cluster", "--processes=none -- train", "argument --processes: 'none' must be a whole number"),
     ("local_cluster", "--processes=2 --devices-per-process=0 -- train", "--devices-per-process must be 1 or more"),
+    ("local_cluster", "--processes=2 -- eval RUN", "mhsh eval is done by one process; start it without this launcher"),
     ("local_cluster", "--processes=2 -- train --coordinator=x", "--coordinator is set by this launcher"),
 ]
 

@@ -6,6 +6,9 @@ import pytest
 
 from launch.preflight import check, chips_of
 from mhsh.errors import UserError
+from mhsh.sweep.axes import cells_of, parse_axes
+from mhsh.sweep.folder import Plan, SweepFolder
+from tests.conftest import load_fields
 
 TINY = ("train", "--config=bert:2l8h", "--workdir=gs://b/run", "--config.data.source=stdlib")
 
@@ -33,7 +36,8 @@ def test_what_works_says_how_it_fits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["finetune"], ["`up` runs mhsh train, not finetune"]),
+        (["finetune"], ["`up` runs mhsh train or work, not finetune"]),
+        (["work", "runs/s"], ["mhsh work runs/s: no worker has it; plan the sweep in a bucket"]),
         (["train", "--config=bert:2l8h"], ["mhsh train: the following arguments are required: --workdir"]),
         (["train", "--config=bert:none", "--workdir=gs://b/r"], ["bert has no variant 'none'"]),
         ([*TINY, "--epochs=3"], ["--epochs is not an argument of mhsh train"]),
@@ -59,3 +63,14 @@ def test_problems(arguments: list[str], messages: list[str]) -> None:
     assert len(problems) == len(messages), problems
     for problem, message in zip(problems, messages, strict=True):
         assert message in problem
+
+
+def test_the_cells_of_a_sweep_are_checked(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    fields = load_fields("evidence", "heads")
+    for name, sources, said in (("s", "stdlib", ""), ("t", "stdlib,text:a.txt", "data.source: no worker has a.txt")):
+        axes = parse_axes(["batch_size=8,16", f"source={sources}"], fields)
+        SweepFolder(f"gs://runs/{name}").open_for(Plan(axes, cells_of(axes, fields, lambda config: {})))
+        problems, fits = check("v6e-8", 1, ["work", f"gs://runs/{name}"])
+        assert (said in problems[0]) if said else (not problems and fits.startswith("8 x TPU v6 lite, remat_policy "))

@@ -57,11 +57,24 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
             ("logs", "mine", "--zone=z", "--run=one", "--flag=--tunnel-through-iap", "--flag=--network=n"),
             "ssh mine --node=all --worker=0 '--command=bash mhsh/launch/tpu_worker log one 0' --zone=z --tunnel-through-iap",
         ),
+        # What several processes do together runs on all workers, all else on one.
+        (
+            ("run", "mine", "--zone=z", "--", "work", "gs://b/s"),
+            "ssh mine --node=all --worker=all '--command=bash mhsh/launch/tpu_worker start run 15 work gs://b/s --distributed' "
+            "--zone=z",
+        ),
+        *(
+            (
+                ("run", "mine", "--zone=z", "--", command, "x"),
+                f"ssh mine --node=0 --worker=0 '--command=bash mhsh/launch/tpu_worker start run 15 {command} x' --zone=z",
+            )
+            for command in ("sweep", "prepare", "eval", "finetune", "bench")
+        ),
         (("delete", "mine", "--zone=z", "--yes"), "delete mine --force --quiet --zone=z"),
     ],
 )
 def test_prints_the_command(launch: Callable, arguments: tuple[str, ...], command: str) -> None:
-    result = launch("tpu_vm", *arguments, "--dry-run")
+    result = launch("tpu_vm", "--dry-run", *arguments)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{QUEUED} {command}\n", "")
 
 
