@@ -139,6 +139,7 @@ OTHERS = [
         f"--config.optimizer.name=lion --workdir=rte {SHORT}",
         "accuracy",
     ),
+    (0, "work sweep", "All cells have ended: 2 finished.*next: mhsh compare sweep --with=mine.py"),
     (2, "export runs/gated --out=exported", "model.residual = 'gated' cannot be exported"),
     (0, "score glue --help", "mhsh score glue"),
     (0, "quickstart --help", "mhsh quickstart"),
@@ -151,6 +152,7 @@ def test_every_command_takes_the_file(room, tmp_path, monkeypatch, capsys):
     on_the_page = {line.split()[1] for line in "".join(blocks("bash")).strip().splitlines()}
     assert on_the_page | {command.split()[0] for _, command, _ in OTHERS} == set(NAMES)
     shutil.copytree(room / "runs" / "gated", tmp_path / "runs" / "gated")
+    shutil.copytree(room / "sweep", tmp_path / "sweep")
     shutil.copy(room / "mine.py", tmp_path)
     (tmp_path / "RTE").mkdir()
     rows = ["index\tsentence1\tsentence2\tlabel", *(f"{row}\tGo.\tThe number\tentailment" for row in range(8))]
@@ -172,6 +174,8 @@ def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):
     child = "--config.model.residual=gated --config.train.start_from=runs/gated --workdir=runs/child"
     assert main(["train", "--config=quickstart:6l4h_post_ln", *child.split()]) == 2
     assert "runs/gated has the residual scheme 'gated' of mine.py" in capsys.readouterr().err
+    assert main(["work", "sweep"]) == 2
+    assert "there is no residual scheme 'gated'" in capsys.readouterr().err
     assert main(["inspect", "counting:300"]) == 2
     assert "or add your own (--with=FILE.py)" in capsys.readouterr().err
 

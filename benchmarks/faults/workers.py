@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults.workers FOLDER [--runs=20] [--seed=0] [--stopped=60]
 
-Twelve small cells are trained once, each by `mhsh train` on a disk. Then, in every run, three
-workers train the same cells in a bucket; the first of them is two processes of jax. At random times
+Twelve small cells are trained by one worker on a disk, of which two must equal the runs of `mhsh
+train` to the digit: the first, and the last one of its process. Then, in every run, three workers train the same cells in a bucket; the first of them is two processes of jax. At random times
 one is killed, one is stopped for so many seconds, and one comes late. A worker that ends with
 another status than 0 is started again after a moment, as a launcher does. In the end every cell
 must have been trained to its end by one worker, with the rows and losses of its single run. What
@@ -102,11 +102,14 @@ def set_up(work: Path) -> list[str]:
     use_cache(work)
     os.environ.update(PYTHONUNBUFFERED="1", JAX_NUM_CPU_DEVICES="1")
     flags = [*CONFIG, *STEPS, f"--config.data.source=text:{write_text(work)}", *AXES]
-    mhsh("sweep", *flags, f"--workdir={work / 'single'}", "--parallel=0")
-    for name in cells(work / "single"):
+    mhsh("sweep", *flags, f"--workdir={work / 'single'}")
+    names = cells(work / "single")
+    for name in (names[0], names[-1]):
         rate, seed = re.fullmatch(r"learning_rate-(.*)_seed-(.*)", name).groups()  # pyrefly: ignore
         changes = [f"--config.optimizer.learning_rate={rate}", f"--config.train.seed={seed}", f"--config.data.seed={seed}"]
-        mhsh("train", *flags[: -len(AXES)], *changes, f"--workdir={work / 'single' / 'runs' / name}")
+        mhsh("train", *flags[: -len(AXES)], *changes, f"--workdir={work / name}")
+        ours, alone = (rows((folder / name / "metrics.jsonl").read_text()) for folder in (work / "single" / "runs", work))
+        assert ours == alone, f"{name} is not the run of mhsh train"
     return flags
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +19,8 @@ from mhsh import text
 from mhsh.cli.compare import Question, write_report
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Changed, ChangedFlag, Count, WorkdirFlag
-from mhsh.cli.work import Needed
-from mhsh.config.entries import files_of, named_entries, with_flags
+from mhsh.cli.work import Needed, named
+from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
@@ -109,12 +108,11 @@ def run(
         if refined is None:
             break
         plan, command, retry = refined, "--refine", False
-    again = _again(folder, plan)
     if not parallel:
-        print(f"next: mhsh work {again}, on as many machines as you like")
+        print(f"next: mhsh work {named(folder)}, on as many machines as you like")
         return 0
-    _write_report(folder, again)
-    return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress, again)
+    _write_report(folder)
+    return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
 
 
 def _plan(
@@ -197,13 +195,7 @@ def _check_apart(axes: Sequence[Axis], config: Changed) -> None:
             raise UserError(f"--config.{path} and --axes {swept[path]}=... set the same field; leave one of them away")
 
 
-def _again(folder: SweepFolder, plan: Plan) -> str:
-    """The sweep, and what another command needs for its users' files."""
-    files = with_flags([entry for cell in plan.cells for entry in named_entries(cell.config)])
-    return f"{shlex.quote(str(folder.path))}{files}"
-
-
-def _write_report(folder: SweepFolder, again: str) -> None:
+def _write_report(folder: SweepFolder) -> None:
     if is_remote(folder.path):
         return
     try:
@@ -212,7 +204,7 @@ def _write_report(folder: SweepFolder, again: str) -> None:
         print(f"No report yet: {error}")
 
 
-def _exit_status(folder: SweepFolder, progress: _Progress, again: str) -> int:
+def _exit_status(folder: SweepFolder, progress: _Progress) -> int:
     """Says what is left to do."""
     failed = [name for name, state in progress.ended.items() if state.kind == FAILED]
     if failed:
@@ -221,7 +213,7 @@ def _exit_status(folder: SweepFolder, progress: _Progress, again: str) -> int:
     if progress.left:
         print(f"{len(progress.left)} cells have not ended; run the same command again")
         return os.EX_TEMPFAIL
-    print(f"next: mhsh compare {again} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
+    print(f"next: mhsh compare {named(folder)} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
     return 0
 
 

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.train import joined
+from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.recorded import from_record, to_record
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
@@ -32,7 +33,7 @@ EXAMPLES = ("mhsh work runs/heads", "mhsh work gs://BUCKET/heads --distributed")
 
 
 def run(
-    sweep: Annotated[str, Parameter(name="SWEEP", help="the folder of mhsh sweep, on a disk or in a bucket")],
+    sweep: Annotated[str, Parameter(name="SWEEP")],
     /,
     *,
     distributed: bool = False,
@@ -47,6 +48,7 @@ def run(
     after SIGTERM and 130 after Ctrl-C: the state is saved.
 
     Args:
+      sweep: the folder that mhsh sweep has planned, on a disk or in a bucket
       distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm), which train each cell
         together; one command on each
       coordinator: HOST:PORT where process 0 listens, together with the next two
@@ -59,7 +61,9 @@ def run(
     """
     folder = SweepFolder(sweep)
     cluster = joined(distributed, coordinator, num_processes, process_id)
-    folder.read_plan()
+    for cell in folder.read_plan().cells:
+        for registry, name in named_entries(cell.config):
+            registry[name]  # a user's entry that is not known here is no fault of the cell
     import jax
 
     with cluster:
@@ -182,13 +186,19 @@ def _with_parents(plan: Plan, names: Sequence[str]) -> list[str]:
     return list(needed)
 
 
+def named(folder: SweepFolder) -> str:
+    """The sweep, as another command takes it, with the files of users' entries that it needs."""
+    files = with_flags([entry for cell in folder.read_plan().cells for entry in named_entries(cell.config)])
+    return f"{shlex.quote(str(folder.path))}{files}"
+
+
 def say_ended(folder: SweepFolder, ended: Mapping[str, CellState]) -> int:
     """Says what has become of the cells. Returns the exit status."""
     kinds = Counter(state.kind for state in ended.values())
     print(f"All cells have ended: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
     if kinds[FAILED]:
         name, state = next((name, state) for name, state in ended.items() if state.kind == FAILED)
-        print(f"{name}: {state.reason}\nmhsh sweep --workdir={shlex.quote(str(folder.path))} --retry tries failed cells again")
+        print(f"{name}: {state.reason}\nmhsh sweep --workdir={named(folder)} --retry tries failed cells again")
         return 2
-    print(f"next: mhsh compare {shlex.quote(str(folder.path))}")
+    print(f"next: mhsh compare {named(folder)}")
     return 0

@@ -42,4 +42,4 @@ def test_the_list_of_commands_fits_a_terminal(capsys: pytest.CaptureFixture[str]
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert max(map(len, lines)) <= 80 and [line.split()[0] for line in lines if line.startswith("  ")] == list(NAMES)
-    assert len(NAMES) <= 16
+    assert len(NAMES) <= 17
