@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import power, signals, table
+from benchmarks.faults import power, signals, table, workers
 
 pytestmark = pytest.mark.slow
 
@@ -35,3 +36,8 @@ def test_twenty_power_cuts_leave_the_unbroken_curve(work: Path) -> None:
 
 def test_signals_leave_nothing_behind(work: Path) -> None:
     assert not signals.experiment(work / "signals", each=6, seed=3, only=None)
+
+
+def test_workers_that_die_freeze_and_come_late_train_every_cell_once(work: Path) -> None:
+    flags = workers.set_up(work)
+    assert not workers.one_run(work / "0", work / "single", flags, random.Random(0), stopped=120)

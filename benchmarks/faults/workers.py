@@ -3,11 +3,12 @@
     python -m benchmarks.faults.workers FOLDER [--runs=20] [--seed=0] [--stopped=60]
 
 Twelve small cells are trained by one worker on a disk, of which two must equal the runs of `mhsh
-train` to the digit: the first, and the last one of its process. Then, in every run, three workers train the same cells in a bucket; the first of them is two processes of jax. At random times
-one is killed, one is stopped for so many seconds, and one comes late. A worker that ends with
-another status than 0 is started again after a moment, as a launcher does. In the end every cell
-must have been trained to its end by one worker, with the rows and losses of its single run. What
-two processes have trained is up to their rounding.
+train` to the digit: the first, and the last one of its process. Then, in every run, three workers
+train the same cells in a bucket; the first of them is two processes of jax. At random times one is
+killed, one is stopped for so many seconds, and one comes late. A worker that ends with another
+status than 0 is started again after a moment, as a launcher does. In the end every cell must have
+been trained to its end by one worker, with the rows and losses that it has on the disk. What two
+processes have trained is up to their rounding.
 """
 
 from __future__ import annotations
