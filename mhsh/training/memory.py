@@ -180,7 +180,8 @@ def saved_activations(config: Config, rows: int) -> int:
     """
     train = TrainConfig(label_smoothing=config.train.label_smoothing)
     model = replace(config.model, attention_implementation="xla")
-    return _saved_activations(Config(model, config.data, OptimizerConfig(), train, MeshConfig()), rows)
+    data = replace(config.data, source="", vocab_path="", seed=0)
+    return _saved_activations(Config(model, data, OptimizerConfig(), train, MeshConfig()), rows)
 
 
 @functools.cache  # tracing takes a second; most configs differ in what does not matter here

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
+from mhsh.training import memory
 from mhsh.training.memory import (
     CANDIDATES,
     USABLE_SHARE,
@@ -126,6 +127,13 @@ def test_activations_are_linear_in_the_layers(tiny, policy):
     config = {"model.residual": "admin", "model.remat_policy": policy}
     depths = [saved_activations(tiny(**config, **{"model.num_layers": depth}), 8) for depth in (2, 4, 6)]
     assert depths[1] - depths[0] == depths[2] - depths[1] > 0
+
+
+def test_one_trace_serves_all_sources_and_seeds(make_config):
+    config = make_config("bert", "2l8h")
+    saved, traced = saved_activations(config, 3), memory._saved_activations.cache_info().misses
+    other = replace(config, data=replace(config.data, source="text:other.txt", vocab_path="vocab.txt", seed=7))
+    assert saved_activations(other, 3) == saved and memory._saved_activations.cache_info().misses == traced
 
 
 @pytest.mark.parametrize(("heads", "projections"), [(N, 4 * N), (1, 4)], ids=["as four products", "narrow, in one"])
