@@ -57,18 +57,27 @@ def test_in_words(planned):
     assert "302.31M" in out and "304.52M" in out and "+0.73%" in out
 
 
+@pytest.fixture
+def one_policy(monkeypatch):
+    """Memory is told for one remat policy: each is a second of tracing."""
+    monkeypatch.setattr("mhsh.planning.ledger.candidates", lambda platform, shape: ("none",))
+
+
+@pytest.mark.usefixtures("one_policy")
 def test_an_encoder_beside_a_translation_model(capsys):
     assert main(["plan", "--config=bert:2l8h", "--config=translation:tiny"]) == 0
     out = capsys.readouterr().out
     assert "  decoder " in out and "decoder closed one" in out
 
 
+@pytest.mark.usefixtures("one_policy")
 def test_a_narrow_terminal_costs_no_figure(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["plan", "--config=bert:2l8h", "--config.model.remat_policy=none"]) == 0
     assert "…" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("one_policy")
 def test_time_in_words_and_as_json(capsys):
     arguments = ["plan", "--config=bert:2l8h", "--chips=v5p:1,8", "--chips=h100:8"]
     assert main(arguments) == 0

@@ -31,6 +31,7 @@ CONFIG = [
     "--config.model.embed_dim=8",
     "--config.model.mlp_dim=8",
     "--config.model.max_positions=16",
+    "--config.model.remat_policy=none",  # each cell would trace to choose it
     "--config.data.sequence_length=16",
     "--config.data.validation_fraction=0.2",
     "--config.optimizer.warmup_steps=0",

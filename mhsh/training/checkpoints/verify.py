@@ -68,7 +68,8 @@ def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Arr
 @jax.jit
 def checksums(arrays: Mapping[str, Array]) -> dict[str, UInt32[Array, 2]]:
     """The checksum of every array of a flat dictionary."""
-    return {name: checksum(array) for name, array in arrays.items()}
+    of_one = jax.jit(checksum)  # traced and compiled once for all arrays of a shape
+    return {name: of_one(array) for name, array in arrays.items()}
 
 
 def as_hex(sums: UInt32[Array, 2]) -> str:
