@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from mhsh.verdict.estimate import WIDENING, Estimate, Replicate, difference, fisher, holm
+from mhsh.verdict.estimate import WIDENING, Doubt, Estimate, Replicate, difference, fisher, judge, spreads
 from mhsh.verdict.tuning import find_optimum, rates_to_add
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -212,9 +212,15 @@ def power(shift: float, seeds: int, tests: int, count: int = 4000) -> tuple[floa
     return float(np.mean(plain <= 0.05 / tests)), float(np.mean(np.array(found) <= 0.05 / tests))
 
 
+def p_values_of(found: Sequence[Estimate | float]) -> list[float]:
+    """Of one section's differences, and of shares that trained, as the tests of one page."""
+    tests, beside = len(found), iter(spreads([each for each in found if isinstance(each, Estimate)]))
+    return [tests * each if isinstance(each, float) else judge(each, next(beside), tests=tests).p_value for each in found]
+
+
 def any_significant(found: Sequence[Estimate | float]) -> bool:
-    """Whether a difference, or a share that trained, is significant after Holm's correction."""
-    return any(p_value <= 0.05 for p_value in holm([each if isinstance(each, float) else each.p_value for each in found]))
+    """Whether a difference, or a share that trained, is significant."""
+    return any(p_value <= 0.05 for p_value in p_values_of(found))
 
 
 class Shape:
@@ -263,7 +269,8 @@ def tuning(
                 grid.update((rate, shape.runs(rate, 0, choosing)) for rate in more)
         if any(each.at_edge for each in found):
             continue
-        widened = difference(ours, theirs, hidden=(found[0].hidden_upper, found[1].hidden_upper))
+        doubt = Doubt(found[0].hidden - found[1].hidden, math.hypot(found[0].hidden_error, found[1].hidden_error))
+        widened = judge(plain, doubt=doubt)
         half = (plain.high - plain.low) / 2 / WIDENING
         before = abs(plain.mean) <= half
         covers = widened.low <= 0 <= widened.high

@@ -167,7 +167,7 @@ def _make_run_report(question: Question) -> Report:
     sections = tune_sections(experiment, question.by, question.over, question.choosing_seeds, question.measure)
     for words, section in sections.items():
         comparisons.append(compare(section, question.measure, question.target, question.baseline, treatment, words))
-    judged, changes = judge_page(comparisons)
+    judged, changes, _ = judge_page(comparisons)
     return build_report(judged, changes, question.with_pretraining)
 
 

@@ -133,7 +133,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
     for finding in findings:
         yield from _pairing(comparison, finding)
-    unknown = [each.group.name for each in findings if comparison.sampling_error(groups.index(each.group)) == math.inf]
+    unknown = [each.group.name for each in findings if math.isinf(comparison.doubt(groups.index(each.group)).error)]
     if unknown:
         others = (
             "not all runs recorded as many parts of the last validation loss, so what other validation rows may change is not known"

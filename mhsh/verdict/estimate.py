@@ -7,21 +7,22 @@ often the intervals cover the truth.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
-# Student's interval covers a mean of normal noise. One long tail (runs that leave the plateau late)
-# needs it this much wider, with 3 to 10 seeds. The p-value is that of the wide interval: Student's
-# own would mark up to a quarter of pages with ten equal groups, of skewed noise against a quiet
-# baseline (benchmarks/verdicts/coverage.py).
-WIDENING = 1.6
 MIN_SEEDS = 3  # for a verdict on a difference
+# Chosen by simulation (benchmarks/verdicts/pages.py): the least widths with which at most 5 % of
+# pages mark an equal group, whatever the noise.
+WIDENING = 1.6  # of Student's interval where nothing but its own seeds says how wide it is: one long tail needs that
+POOLED_WIDENING = 1.1  # of the interval by the typical spread of a section's groups
+MEDIANS = 1.1  # that the typical spread is at most
+_NORMAL = float(ndtri(0.5 + CONFIDENCE / 2))
 _NO_SPREAD = 1e-12  # of the largest value: what rounding alone can make
 
 INTERVAL_RULE = (
@@ -30,13 +31,15 @@ INTERVAL_RULE = (
     "One seed has no interval, and neither have seeds with equal values."
 )
 DIFFERENCE_RULE = (
-    "A difference to the baseline is the mean of the differences seed by seed, over the seeds that both groups have. With fewer "
-    "than two seeds in common it is the difference of the two means (Welch's, with as many degrees of freedom as the smaller group "
-    f"alone has). Its interval is {WIDENING} times as wide as Student's, and wider still by what other validation rows may change "
-    "(half of Student's interval over twenty parts of these rows), by the last digit of the losses and by what the grid of a "
-    "tuned field may hide. A difference is significant if its p-value is at most 5 % after Holm's correction (1979) for all "
-    "groups that are compared with the baseline. The p-value is that of the interval: 5 % where its end is zero; where all "
-    f"seeds differ by the same it is that of the sign test. It takes {MIN_SEEDS} seeds."
+    "A difference to the baseline is the mean of the differences seed by seed, over the seeds that both groups have; with fewer "
+    "than two in common, that of the two means. The intervals of all differences on a page hold together with 95 % (Bonferroni), "
+    "and a difference is significant where its interval leaves out zero. The spread of the seeds' differences is typical where it "
+    f"is the mean of that of the section's groups, or {MEDIANS} times their median if that is less. Half of an interval is the "
+    f"wider of two: {POOLED_WIDENING} times Student's by the typical spread, with the degrees of freedom of the other groups, and "
+    "Student's by the group's own spread, times how much larger than the typical one it is, at most "
+    f"{WIDENING} times; so many times also where there is no other group. To that comes, in quadrature, what other validation rows "
+    "may change (by twenty parts of these rows) and what the grid of a tuned field may hide. Where all seeds differ by the same, "
+    f"the test is that of signs. A verdict takes {MIN_SEEDS} seeds."
 )
 TOO_FEW = f"Fewer than {MIN_SEEDS} seeds are not enough to rule out chance."
 
@@ -51,8 +54,9 @@ class Estimate:
     low: float  # nan if there is no interval
     high: float
     seeds: int  # how many values the mean is of; of the smaller group where two are not paired
-    p_value: float = math.nan  # two-sided, 5 % where an end of the interval is zero; nan if the seeds cannot tell
+    p_value: float = math.nan  # two-sided, of all tests of the page: 5 % where an end of the interval is zero; nan: cannot tell
     paired: bool = False
+    error: float = math.nan  # the standard error of the mean over the seeds; nan without a spread
 
     @property
     def has_interval(self) -> bool:
@@ -70,10 +74,42 @@ class Estimate:
         return self.p_value <= 1 - CONFIDENCE  # False where it is nan
 
 
+class Doubt(NamedTuple):
+    """What a difference may be off by that more seeds do not change, in its unit."""
+
+    shift: float = 0.0  # how much lower it is by what the grids of a tuned field hide
+    error: float = 0.0  # of that and of the validation rows, a standard error; inf: not known
+    resolution: float = 0.0  # no smaller difference is one
+    open_below: bool = False  # whether it may be lower by any amount, as a best rate is at an edge
+    open_above: bool = False
+
+    def less(self, other: Doubt) -> Doubt:
+        """Of a difference with this doubt minus one with the other."""
+        return Doubt(
+            self.shift - other.shift,
+            math.hypot(self.error, other.error),
+            max(self.resolution, other.resolution),
+            self.open_below or other.open_above,
+            self.open_above or other.open_below,
+        )
+
+
+class Spread(NamedTuple):
+    """The spread that is typical of the groups beside one."""
+
+    typical: float = 0.0  # a deviation of the seeds' differences; 0: nothing is known
+    freedom: int = 0
+
+
+_ALONE, _NO_DOUBT = Spread(), Doubt()
+
+
 def estimate(values: Iterable[float]) -> Estimate:
     """The mean of one value a seed (at least one) by INTERVAL_RULE."""
     numbers = tuple(values)
-    return _estimate(*_mean_and_error(numbers, max(map(abs, numbers))), len(numbers))
+    mean, error = _mean_and_error(numbers, max(map(abs, numbers)))
+    half = math.nan if math.isnan(error) else WIDENING * _quantile(len(numbers) - 1) * error
+    return Estimate(mean, mean - half, mean + half, len(numbers), error=error)
 
 
 def known_estimate(values: Iterable[float]) -> Estimate | None:
@@ -89,51 +125,74 @@ def half_interval(seeds: int) -> float | None:
     return None if seeds < 2 else WIDENING * _quantile(seeds - 1) / math.sqrt(seeds)
 
 
-def sampling_half(parts: Float[np.ndarray, " parts"]) -> float:
-    """Half of Student's interval of a mean over equal parts of a sample; 0 of a single part."""
-    return float(_quantile(len(parts) - 1) * parts.std(ddof=1) / math.sqrt(len(parts))) if len(parts) > 1 else 0.0
-
-
-def difference(
-    values: Mapping[Replicate, float],
-    baseline: Mapping[Replicate, float],
-    *,
-    resolution: float = 0.0,
-    hidden: tuple[float, float] = (0.0, 0.0),
-) -> Estimate:
-    """How much larger the mean of `values` is than that of `baseline`, by DIFFERENCE_RULE.
-
-    Args:
-      values: one finite value a replicate.
-      baseline: the same.
-      resolution: the interval is wider by this on both sides, and no smaller difference is
-        significant; in the unit of the values.
-      hidden: how much lower `values` and `baseline` may be where they are tuned on a finer grid:
-        `hidden_upper` of the two optima.
+def difference(values: Mapping[Replicate, float], baseline: Mapping[Replicate, float]) -> Estimate:
+    """How much larger the mean of `values` is than that of `baseline`, by one finite value a
+    replicate and DIFFERENCE_RULE, as the only test of its page and without doubts.
     """
-    slack = (hidden[0] + resolution, hidden[1] + resolution)
     scale = max(map(abs, (*values.values(), *baseline.values())))
     if len(common := values.keys() & baseline.keys()) > 1:
         mean, error = _mean_and_error([values[key] - baseline[key] for key in common], scale)
-        found = _estimate(mean, error, len(common), slack, paired=True)
         # Equal differences are evidence, but of seeds that change nothing.
         spread = all(len({group[key] for key in common}) > 1 for group in (values, baseline))
-        if found.has_interval or not spread or len(common) < MIN_SEEDS or -slack[1] <= mean <= slack[0]:
-            return found
-        return dataclasses.replace(found, p_value=0.5 ** (len(common) - 1))
-    (ours, our_error), (theirs, their_error) = (_mean_and_error(tuple(group.values()), scale) for group in (values, baseline))
-    # Welch's own degrees of freedom cover too seldom where the smaller group has the wider spread.
-    return _estimate(ours - theirs, math.hypot(our_error, their_error), min(len(values), len(baseline)), slack)
+        signs = 0.5 ** (len(common) - 1) if math.isnan(error) and spread and len(common) >= MIN_SEEDS else math.nan
+        found = Estimate(mean, math.nan, math.nan, len(common), signs, paired=True, error=error)
+    else:
+        (ours, one), (theirs, other) = (_mean_and_error(tuple(group.values()), scale) for group in (values, baseline))
+        # Welch's own degrees of freedom cover too seldom if the smaller group has the wider spread.
+        found = Estimate(ours - theirs, math.nan, math.nan, min(len(values), len(baseline)), error=math.hypot(one, other))
+    return judge(found)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted for their number (Holm 1979); nan stays nan and is not counted."""
-    adjusted, largest = list(p_values), 0.0
-    known = sorted((index for index, each in enumerate(p_values) if not math.isnan(each)), key=lambda index: p_values[index])
-    for rank, index in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+def spreads(differences: Sequence[Estimate]) -> list[Spread]:
+    """For each difference of a section, what the others say of its spread."""
+    known = [each for each in differences if each.seeds > 1 and (each.paired or not math.isnan(each.error))]
+    if len(known) < 2:
+        return [_ALONE] * len(differences)
+    deviations = [0.0 if math.isnan(each.error) else each.error * math.sqrt(each.seeds) for each in known]
+    typical = min(statistics.fmean(deviations), MEDIANS * math.sqrt(statistics.median(each**2 for each in deviations)))
+    freedom = sum(each.seeds - 1 for each in known)
+    return [Spread(typical, freedom - max(each.seeds - 1, 0) * (each in known)) for each in differences]
+
+
+def judge(apart: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUBT, tests: int = 1) -> Estimate:
+    """A difference with interval and p-value by DIFFERENCE_RULE, as one of so many tests."""
+    typical = spread.typical / math.sqrt(apart.seeds)  # of a mean
+    known = not math.isnan(apart.error)
+    mean = apart.mean - doubt.shift
+    is_open = math.isinf(doubt.error) or mean * apart.mean < 0 or (doubt.open_below if mean > 0 else doubt.open_above)
+    if not (known or (typical and apart.paired)):
+        within = is_open or abs(mean) <= doubt.resolution + _NORMAL * doubt.error
+        return dataclasses.replace(apart, p_value=math.nan if within else min(tests * apart.p_value, 1.0))  # nan stays nan
+    own = apart.error * (min(apart.error / typical, WIDENING) if typical else WIDENING) if known else 0.0
+
+    def half(level: float) -> float:
+        """Of the interval that leaves out the truth so often."""
+        by_own = _quantile(apart.seeds - 1, level) * own
+        by_others = _quantile(spread.freedom, level) * POOLED_WIDENING * typical if typical else 0.0
+        return math.hypot(max(by_own, by_others), -float(ndtri(level / 2)) * doubt.error) + doubt.resolution
+
+    wide = half((1 - CONFIDENCE) / tests)
+    # The mean at the rates that were tried is not ruled out by what lies between them.
+    low = -math.inf if doubt.open_below else min(mean - wide, apart.mean)
+    high = math.inf if doubt.open_above else max(mean + wide, apart.mean)
+    p_value = math.nan if apart.seeds < MIN_SEEDS else 1.0 if is_open else min(1.0, tests * _level(half, abs(mean)))
+    return dataclasses.replace(apart, low=low, high=high, p_value=p_value)
+
+
+def as_normal(error: float, freedom: int) -> float:
+    """The normal error with the 95 % interval that Student's with this error has."""
+    return error * _quantile(freedom) / _NORMAL
+
+
+def _level(half: Callable[[float], float], nearest: float) -> float:
+    """The level at which half of an interval is so wide, between 1e-12 and 1."""
+    low, high = math.log(1e-12), 0.0
+    if half(1.0) >= nearest:
+        return 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if half(math.exp(middle)) > nearest else (low, middle)
+    return math.exp(high)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -154,6 +213,21 @@ def fisher(count: int, total: int, baseline_count: int, baseline_total: int) -> 
     return sum(each for each in ways if each <= ways[count - fewest]) / sum(ways)
 
 
+def rank_sum(values: Sequence[float], baseline: Sequence[float]) -> float:
+    """The two-sided p-value of Wilcoxon's exact rank test: is neither group above the other? Equal
+    values have their mean rank, infinite ones the last, or the first.
+    """
+    both = np.array([*values, *baseline])
+    twice = (2 * (both[:, None] > both).sum(axis=1) + (both[:, None] == both).sum(axis=1) + 1).tolist()  # each rank
+    count, total = len(values), sum(twice)
+    ways = np.zeros((count + 1, total + 1))  # to choose so many of them with that sum
+    ways[0, 0] = 1
+    for rank in twice:
+        ways[1:, rank:] += ways[:-1, :-rank].copy()
+    away = abs(np.arange(total + 1) - count * total / len(both))
+    return float(ways[count, away >= away[sum(twice[:count])] - 1e-9].sum() / ways[count].sum())
+
+
 def _mean_and_error(values: Sequence[float], scale: float) -> tuple[float, float]:
     """The mean and its standard error, which is nan without a spread."""
     mean = math.fsum(values) / len(values)
@@ -162,16 +236,6 @@ def _mean_and_error(values: Sequence[float], scale: float) -> tuple[float, float
     return mean, math.sqrt(math.fsum((each - mean) ** 2 for each in values) / (len(values) - 1) / len(values))
 
 
-def _estimate(mean: float, error: float, seeds: int, slack: tuple[float, float] = (0.0, 0.0), paired: bool = False) -> Estimate:
-    """The Estimate that may be too high by slack[0] and too low by slack[1]."""
-    if math.isnan(error):
-        return Estimate(mean, math.nan, math.nan, seeds, paired=paired)
-    half = WIDENING * _quantile(seeds - 1) * error
-    nearest = max(0.0, mean - slack[0], -mean - slack[1])  # to zero
-    p_value = 2 * float(stdtr(seeds - 1, -nearest / (WIDENING * error))) if seeds >= MIN_SEEDS else math.nan
-    return Estimate(mean, mean - half - slack[0], mean + half + slack[1], seeds, p_value, paired)
-
-
-@functools.cache
-def _quantile(freedom: int) -> float:
-    return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+def _quantile(freedom: int, level: float = 1 - CONFIDENCE) -> float:
+    """Student's: exceeded, to both sides, so often."""
+    return float(stdtrit(freedom, 1 - level / 2))

@@ -23,7 +23,7 @@ from mhsh.storage.files import absolute
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import METRICS_FILE
 from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Choosing, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, numbered, sanitize
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.runs import Run, distinct_names, load_runs, real_path, with_pretraining
@@ -106,9 +106,8 @@ class Optimum:
 
     rate: float
     loss: float  # mean over the choosing seeds
-    fitted_rate: float  # where the parabola is lowest, between the neighbours of `rate`
-    hidden: float  # how much lower the parabola is at `fitted_rate` than at `rate`
-    hidden_upper: float  # its upper bound by the OPTIMUM_RULE of tuning; inf if there is none
+    hidden: float  # how much lower it is between `rate` and its neighbours, by the OPTIMUM_RULE of tuning
+    hidden_error: float  # the standard error of that; inf if there is no bound
     at_edge: bool  # no lower or no higher rate was tried
 
 
@@ -122,6 +121,12 @@ class Choice:
     optimum: Optimum | None  # None: at no value all choosing runs trained
     trials: int  # choosing runs that have ended
     choosing: tuple[str, ...]  # names of the choosing runs
+
+    @property
+    def highest(self) -> float | None:
+        """The highest value that was tried at which all choosing runs trained; None: none."""
+        every = {key for losses in self.measured.values() for key in losses}
+        return max((value for value, losses in self.measured.items() if losses.keys() >= every and losses), default=None)
 
     @property
     def is_final(self) -> bool:
@@ -150,11 +155,12 @@ class Group:
         return self.cell.sweep if self.cell else ""
 
     @property
-    def hidden(self) -> float:
-        """How much better its measure may be at a value that was not tried; inf: no bound."""
+    def hidden(self) -> tuple[float, float]:
+        """How much better its measure is at values between those tried, and the standard error."""
         if self.choice is None:
-            return 0.0
-        return self.choice.optimum.hidden_upper if self.choice.optimum else math.inf
+            return 0.0, 0.0
+        optimum = self.choice.optimum
+        return (optimum.hidden, optimum.hidden_error) if optimum else (0.0, math.inf)
 
     @property
     def runs(self) -> list[Run]:
@@ -190,7 +196,7 @@ class Experiment:
     groups: tuple[Group, ...]  # in the order of their first runs
     axes: tuple[Axis, ...]  # of all sweeps, without seeds
     problems: tuple[str, ...]  # a line each
-    choosing: Mapping[str, Choosing] = dataclasses.field(default_factory=dict)  # as planned, by the paths of sweeps named whole
+    plans: Mapping[str, Plan] = dataclasses.field(default_factory=dict)  # by the paths of sweeps named whole
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -254,7 +260,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     runs started from.
     """
     named = load_runs(paths)
-    cells, axes, choosing, problems = _planned(paths, [real_path(run.path) for run in named.runs])
+    cells, axes, plans, problems = _planned(paths, [real_path(run.path) for run in named.runs])
     runs = {real_path(run.path): run for run in named.runs}
     beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, "config.json"))])
     every = runs | {real_path(run.path): run for run in beside.runs}
@@ -287,7 +293,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
             if run is not None and members[-1].state == CUT and not run.problems:
                 problems.append(f"{run.path} ended at step {run.end:g}, and its last rows are lost; put {METRICS_FILE} back")
     groups, equal = _groups(members)
-    return Experiment(groups, axes, tuple(map(sanitize, (*problems, *equal))), choosing)
+    return Experiment(groups, axes, tuple(map(sanitize, (*problems, *equal))), plans)
 
 
 def planned_experiment(plan: Plan) -> Experiment:
@@ -303,16 +309,16 @@ def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 def _planned(
     paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]
-) -> tuple[dict[str, Cell], tuple[Axis, ...], dict[str, Choosing], list[str]]:
+) -> tuple[dict[str, Cell], tuple[Axis, ...], dict[str, Plan], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
-    the sweeps that `runs` belong to the cells with the settings of these runs. And their axes, how
-    the sweeps in `paths` choose, and a line for each plan that could not be read.
+    the sweeps that `runs` belong to the cells with the settings of these runs. And their axes, the
+    plans of the sweeps in `paths`, and a line for each plan that could not be read.
     """
     whole = {real_path(absolute(path)) for path in paths}
     owners = [str(epath.Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
     cells: dict[str, Cell] = {}
     axes: dict[str, Axis] = {}
-    choosing: dict[str, Choosing] = {}
+    plans: dict[str, Plan] = {}
     problems: list[str] = []
     for sweep in dict.fromkeys([*whole, *owners]):
         folder = SweepFolder(sweep)
@@ -323,8 +329,8 @@ def _planned(
         except UserError as error:
             problems.append(str(error))
             continue
-        if sweep in whole and plan.choosing:
-            choosing[sweep] = plan.choosing
+        if sweep in whole:
+            plans[sweep] = plan
         for axis in plan.axes:
             if axis.path not in SEEDS:
                 known = axes[axis.path].values if axis.path in axes else ()
@@ -335,7 +341,7 @@ def _planned(
             settings = _without_seeds(cell.settings)
             if sweep in whole or settings in named:
                 cells[path] = Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
-    return cells, tuple(axes.values()), choosing, problems
+    return cells, tuple(axes.values()), plans, problems
 
 
 def _groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:

@@ -6,15 +6,32 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mhsh.errors import UserError
 from mhsh.storage.files import absolute
+from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.estimate import MIN_SEEDS, Estimate, Replicate, difference, fisher, holm, known_estimate
+from mhsh.verdict.decision import Decision, Pooled, decide, pool
+from mhsh.verdict.estimate import (
+    MIN_SEEDS,
+    Doubt,
+    Estimate,
+    Replicate,
+    difference,
+    fisher,
+    judge,
+    known_estimate,
+    rank_sum,
+    spreads,
+)
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit, unequal_sections
-from mhsh.verdict.outcomes import LOSS, Measured, measure_all, sampling_error
+from mhsh.verdict.outcomes import LOSS, Measured, cost_ratio, measure_all, sampling_error
+from mhsh.verdict.runs import AXES
+from mhsh.verdict.stability import Stability, stability
+from mhsh.verdict.tuning import values_to_add
 
 # The verdicts on a group against the baseline.
 LOWER, HIGHER = "lower", "higher"
@@ -26,8 +43,9 @@ OTHER_UNIT = "not in one unit"
 
 FINDING_RULE = (
     "Each group is set against one baseline. If all runs of both that ended have trained, their primary measures are compared: "
-    "that is the only test, and its p-values are corrected for all groups on the page (Holm 1979). If not, the finding is how "
-    "many trained, with Wilson's interval and Fisher's exact test, and the losses of those that did are shown without a verdict. "
+    "that is the only test, one of all those on the page. If not, the finding is how "
+    "many trained, with Wilson's interval and Fisher's exact test, and the losses of those that did are shown without a verdict; "
+    "the test is Wilcoxon's of ranks, in which those that did not train are the worst. "
     "All else is shown with intervals and not tested. Planned runs that are missing are counted."
 )
 TREND_RULE = (
@@ -48,6 +66,9 @@ class Finding:
     difference: Estimate | None  # group minus baseline; None if there is none
     fairness: Fairness
     trained: float | None = None  # UNTRAINED: the p-value of Fisher's exact test of equal shares
+    ranks: float | None = None  # UNTRAINED: the p-value of the rank test, of all tests of the page
+    decision: Decision | None = None  # of a page that was judged; None: not tested
+    ratios: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # `cost_ratio` by axis, where it is known; not tested
 
     @property
     def tested(self) -> Estimate | None:
@@ -66,22 +87,22 @@ class Comparison:
     baseline: int
     findings: tuple[Finding | None, ...]  # one a group; None for the baseline
     estimates: tuple[Estimate | None, ...]  # the primary measure of those that trained; None: none did
+    stabilities: tuple[Stability | None, ...]  # one a group; None: no run logged a training loss
 
     @property
     def name(self) -> str:
         """Of its section, printable."""
         return ", ".join(self.section)
 
-    def hidden(self, place: int) -> tuple[float, float]:
-        """How much lower a group and the baseline may be where they are tuned on a finer grid; of a
-        measure of which more is better, how much lower the other one may be beside them.
-        """
-        ours, theirs = self.experiment.groups[place].hidden, self.experiment.groups[self.baseline].hidden
-        return (ours, theirs) if self.measured.measure.lower_is_better else (theirs, ours)
-
-    def sampling_error(self, place: int) -> float:
-        """How far its difference to the baseline may be off because validation is a sample."""
-        return sampling_error(*(self.measured.values[each] for each in (place, self.baseline)))
+    def doubt(self, place: int) -> Doubt:
+        """What the difference of a group to the baseline may be off by."""
+        ours, theirs = (self.experiment.groups[each].hidden for each in (place, self.baseline))
+        if not self.measured.measure.lower_is_better:  # what hides a higher value of one hides a lower one of the other
+            ours, theirs = theirs, ours
+        errors = [error for _, error in (ours, theirs) if math.isfinite(error)]
+        sampled = sampling_error(*(self.measured.values[each] for each in (place, self.baseline)))
+        error, resolution = math.hypot(sampled, *errors), self.measured.measure.resolution
+        return Doubt(ours[0] - theirs[0], error, resolution, math.isinf(ours[1]), math.isinf(theirs[1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +115,16 @@ class Change:
     groups: tuple[str, str]
     means: tuple[float, float]  # of the two differences, over the replicates that both have
     estimate: Estimate
+    doubt: Doubt
     unequal: tuple[str, ...]  # what makes the two sections incomparable
+
+
+class Page(NamedTuple):
+    """What stands on one page."""
+
+    comparisons: list[Comparison]
+    changes: list[Change]
+    pooled: list[Pooled]
 
 
 def compare(
@@ -107,7 +137,7 @@ def compare(
 ) -> Comparison:
     """Compares every group with the baseline: the group or run called so, or the first group.
 
-    Its p-values are not corrected: `judge_page` does that for all comparisons of a page.
+    Each difference is judged alone: `judge_page` does it for all comparisons of a page.
 
     Raises:
       UserError: there is no such baseline, measure or target.
@@ -115,33 +145,44 @@ def compare(
     place = baseline_place(experiment.groups, baseline)
     measured = measure_all(experiment, measure, target, place)
     estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
-    comparison = Comparison(section, experiment, measured, tuple(treatment), place, (), estimates)
+    stabilities = tuple(map(stability, experiment.groups))
+    comparison = Comparison(section, experiment, measured, tuple(treatment), place, (), estimates, stabilities)
     one_unit = not other_unit(experiment.runs)
     places = range(len(experiment.groups))
     findings = tuple(None if each == place else _finding(comparison, each, one_unit) for each in places)
     return dataclasses.replace(comparison, findings=findings)
 
 
-def judge_page(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Change]]:
-    """The comparisons of one page, of which there is at least one, and the changes from the first
-    to each other one that differs from it in one thing; with p-values corrected for all of these
-    tests, and verdicts by them.
+def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
+    """The comparisons of one page, of which there is at least one, judged as one family of tests,
+    with the changes from the first to each other one that differs from it in one thing.
+
+    Args:
+      margin: of MARGIN_RULE.
     """
     changes = _changes(comparisons)
-    tested = [finding.tested for each in comparisons for finding in each.findings if finding is not None and finding.tested]
-    p_values = iter(holm([estimate.p_value for estimate in (*tested, *(change.estimate for change in changes))]))
+    tested = [[(k, found.tested) for k, found in enumerate(each.findings) if found and found.tested] for each in comparisons]
+    p_values = [apart.p_value for of in tested for _, apart in of] + [change.estimate.p_value for change in changes]
+    p_values += [found.ranks for each in comparisons for found in each.findings if found and found.ranks is not None]
+    tests = max(1, sum(not math.isnan(p_value) for p_value in p_values))
+    judged = [_judged(each, of, tests, margin) for each, of in zip(comparisons, tested, strict=True)]
+    changes = [dataclasses.replace(each, estimate=judge(each.estimate, doubt=each.doubt, tests=tests)) for each in changes]
+    return Page(judged, changes, _pooled(judged))
 
-    def corrected(apart: Estimate) -> Estimate:
-        return dataclasses.replace(apart, p_value=next(p_values))
 
-    def judged(finding: Finding | None) -> Finding | None:
-        if finding is None or finding.tested is None:
-            return finding
-        apart = corrected(finding.tested)
-        return dataclasses.replace(finding, verdict=_verdict(apart), difference=apart)
-
-    pages = [dataclasses.replace(each, findings=tuple(map(judged, each.findings))) for each in comparisons]
-    return pages, [dataclasses.replace(each, estimate=corrected(each.estimate)) for each in changes]
+def _judged(comparison: Comparison, tested: Sequence[tuple[int, Estimate]], tests: int, margin: float) -> Comparison:
+    findings = [
+        found and dataclasses.replace(found, ranks=None if found.ranks is None else min(1.0, tests * found.ranks))
+        for found in comparison.findings
+    ]
+    for (place, alone), spread in zip(tested, spreads([apart for _, apart in tested]), strict=True):
+        finding, doubt = findings[place], comparison.doubt(place)
+        assert finding is not None
+        apart = judge(alone, spread, doubt, tests)
+        choices = [each.choice for each in (finding.group, comparison.experiment.groups[comparison.baseline]) if each.choice]
+        decision = decide(apart, spread, doubt, tests, margin, lambda half, of=tuple(choices): values_to_add(half, of))
+        findings[place] = dataclasses.replace(finding, verdict=_verdict(apart), difference=apart, decision=decision)
+    return dataclasses.replace(comparison, findings=tuple(findings))
 
 
 def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
@@ -165,21 +206,21 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
     measured = comparison.measured
     group, other = (comparison.experiment.groups[each] for each in (place, comparison.baseline))
     fair = fairness(group, other, comparison.treatment, group.choice.over if group.choice else "")
-    ours, theirs = (
-        {key: value for key, value in measured.values[each].final.items() if math.isfinite(value)}
-        for each in (place, comparison.baseline)
-    )
+    values = measured.values[place], measured.values[comparison.baseline]
+    ours, theirs = ({key: value for key, value in each.final.items() if math.isfinite(value)} for each in values)
     apart = None
     if ours and theirs and one_unit:
-        resolution = measured.measure.resolution + comparison.sampling_error(place)
-        apart = difference(ours, theirs, resolution=resolution, hidden=comparison.hidden(place))
+        apart = judge(difference(ours, theirs), doubt=comparison.doubt(place))
+    ratios = {axis: cost_ratio(values[0], values[1], axis) for axis in AXES}
+    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios={k: v for k, v in ratios.items() if v})
     if group.untrained or other.untrained:
         counts = [(len(each.trained), len(each.trained) + len(each.untrained)) for each in (group, other)]
         p_value = fisher(*counts[0], *counts[1]) if all(total for _, total in counts) else None
-        return Finding(group, UNTRAINED, apart, fair, p_value)
-    if apart is None:
-        return Finding(group, UNMEASURED if one_unit else OTHER_UNIT, None, fair)
-    return Finding(group, _verdict(apart), apart, fair)
+        worst = math.inf if measured.measure.lower_is_better else -math.inf
+        ranked = [[*of.values(), *[worst] * len(each.untrained)] for of, each in ((ours, group), (theirs, other))]
+        ranks = rank_sum(*ranked) if one_unit and min(map(len, ranked)) >= MIN_SEEDS else None
+        return dataclasses.replace(found, verdict=UNTRAINED, trained=p_value, ranks=ranks)
+    return found if apart is None else dataclasses.replace(found, verdict=_verdict(apart))
 
 
 def _verdict(apart: Estimate) -> str:
@@ -199,19 +240,39 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
         ours, theirs = _differences(first, place), _differences(other, counterplace)
         both = ours.keys() & theirs.keys()
         if both:
-            # A difference is too high by what the grid of its group hides, and too low by what
-            # that of its baseline hides.
-            high, low = other.hidden(counterplace)
-            first_high, first_low = first.hidden(place)
-            resolution = first.sampling_error(place) + other.sampling_error(counterplace)
-            apart = difference(theirs, ours, resolution=resolution, hidden=(high + first_low, low + first_high))
+            doubt = other.doubt(counterplace).less(first.doubt(place))
+            apart = judge(difference(theirs, ours), doubt=doubt)
             means = statistics.fmean(ours[each] for each in both), statistics.fmean(theirs[each] for each in both)
             names = group.name, other.experiment.groups[counterplace].name
             alike = (place, counterplace), (first.baseline, other.baseline)
             pairs = [(first.experiment.groups[one], other.experiment.groups[two]) for one, two in alike]
             unequal = unequal_sections(pairs)
-            changes.append(Change(_relation(first, place), first.name, other.name, names, means, apart, unequal))
+            changes.append(Change(_relation(first, place), first.name, other.name, names, means, apart, doubt, unequal))
     return changes
+
+
+def _pooled(comparisons: Sequence[Comparison]) -> list[Pooled]:
+    """The differences of at least three sweeps whose groups stand to their baselines alike; where a
+    sweep is over lengths of training, those of the longest.
+    """
+    longest: dict[str, Comparison] = {}
+    for each in sorted(comparisons, key=lambda each: float(each.experiment.groups[each.baseline].settings.get(BUDGET, 0))):
+        longest[each.experiment.groups[each.baseline].sweep] = each
+    alike: dict[Any, list[tuple[Comparison, int, Estimate]]] = {}
+    for each in longest.values():
+        for place, finding in enumerate(each.findings):
+            if finding is not None and finding.tested is not None:
+                alike.setdefault(_stand(each, place), []).append((each, place, finding.tested))
+    found = []
+    for of in alike.values():
+        together = pool([apart for _, _, apart in of], [each.doubt(place) for each, place, _ in of])
+        if together is None or len({each.section for each, _, _ in of}) < len(of):
+            continue
+        pairs = [value for each, place, _ in of for value in _differences(each, place).values()]
+        same = sum(value * together[0].mean > 0 for value in pairs)
+        relation, names = _relation(of[0][0], of[0][1]), tuple(each.name for each, _, _ in of)
+        found.append(Pooled(relation, names, *together, same, len(pairs), planned=False))
+    return found
 
 
 def _counterplace(first: Comparison, place: int, other: Comparison) -> int | None:

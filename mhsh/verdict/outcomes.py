@@ -12,7 +12,7 @@ import numpy as np
 
 from mhsh.errors import UserError, closest
 from mhsh.storage.outcome import smoothed_final
-from mhsh.verdict.estimate import Replicate, sampling_half
+from mhsh.verdict.estimate import Estimate, Replicate, as_normal, estimate
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.runs import AXES, Curve, Run
 
@@ -149,10 +149,10 @@ def crossing(curve: Curve, target: float, axis: str = "step") -> tuple[float, bo
 
 
 def sampling_error(values: Values, baseline: Values) -> float:
-    """How far the difference of two groups may be off because the validation rows are a sample:
-    half of its 95 % interval over the parts of these rows. 0 where no run has more than one part,
-    as with one batch, or where a group has no run, and hence no difference; infinite where some
-    runs have parts and the others have none, or others.
+    """How far the difference of two groups may be off because the validation rows are a sample: its
+    standard error over the parts of these rows. 0 where no run has more than one part, as with one
+    batch, or where a group has no run, and hence no difference; infinite where some runs have parts
+    and the others have none, or others.
     """
     common = values.final.keys() & baseline.final.keys()
     groups = [{key: group.loss_parts[key] for key in group.final} for group in (values, baseline)]
@@ -162,7 +162,25 @@ def sampling_error(values: Values, baseline: Values) -> float:
         return 0.0
     if len(counts) > 1:
         return math.inf
-    return sampling_half(np.mean(ours, axis=0) - np.mean(theirs, axis=0))
+    parts = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
+    return as_normal(float(parts.std(ddof=1)) / math.sqrt(len(parts)), len(parts) - 1)
+
+
+def cost_ratio(values: Values, baseline: Values, axis: str) -> Estimate | None:
+    """How many times as much of an axis one group takes to the target as another: the geometric
+    mean over the seeds in common, with its interval by INTERVAL_RULE of the logarithm. None where
+    fewer than two seeds have both, or one of them is only bounded.
+    """
+    ours, theirs = values.costs[axis], baseline.costs[axis]
+    logs = [
+        math.log(ours[key] / theirs[key])
+        for key in ours.keys() & theirs.keys() - values.at_most - baseline.at_most
+        if math.isfinite(ours[key] / theirs[key])
+    ]
+    if len(logs) < 2 or len(logs) < len(values.final.keys() & baseline.final.keys()):
+        return None
+    found = estimate(logs)
+    return Estimate(math.exp(found.mean), math.exp(found.low), math.exp(found.high), len(logs), paired=True)
 
 
 def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:

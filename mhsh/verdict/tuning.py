@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import ndtri
 
 from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.sweep.folder import Choosing
-from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.estimate import CONFIDENCE, Replicate
 from mhsh.verdict.experiment import Choice, Experiment, Group, Member, Optimum, names_of
 from mhsh.verdict.outcomes import LOSS, Measure, find_measure
 
@@ -29,13 +30,13 @@ _SAME = 0.05  # what rounded rates are apart
 UNTUNED = "none"  # as --over: every value by itself
 
 OPTIMUM_RULE = (
-    "The best rate is that with the lowest mean loss over the choosing seeds, of the rates at which all of them trained. A "
-    "parabola over the logarithm of the rate, fitted to the rates up to an octave away (to at least three), says how much lower "
-    "the loss may be between the best rate and its neighbours. That, with its standard error added, widens the interval of a "
-    "difference on the side that is in favour of the shape. So do the parabolas through the best rate and two rates on one side, "
-    "if one of them says more: losses may rise faster on one side. There is no bound where the best rate is the lowest or the "
-    "highest that was tried, where its neighbours are more than an octave away, where fewer than three rates trained, or where "
-    "nothing tells the noise of one choosing seed."
+    "The best rate is that with the lowest mean loss over the choosing seeds, of the rates at which all of them trained. How much "
+    "lower the loss is between the best rate and its neighbours is read off parabolas over the logarithm of the rate: through the "
+    "rates up to an octave away (at least three), through the best rate and its neighbours, and through the best rate and two on "
+    "one side, as losses may rise faster on one side. The middle between the least and the most of them moves the difference; half "
+    "of what they are apart, and what the noise of the choosing seeds does to them, widens its interval. There is no bound where "
+    "the best rate is the lowest or the highest that was tried, where its neighbours are more than an octave away, where fewer "
+    "than three rates trained, or where nothing tells the noise of one choosing seed."
 )
 TUNING_RULE = (
     "With --over, each shape has the value at which the primary measure is best in the mean over the choosing seeds, the first "
@@ -68,34 +69,41 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     rate, place = trained[best], rates.index(trained[best])
     at_edge = place in (0, len(rates) - 1)
     if near.sum() < 3 or math.isnan(error):
-        return Optimum(rate, float(means[best]), rate, 0.0, math.inf, at_edge)
+        return Optimum(rate, float(means[best]), 0.0, math.inf, at_edge)
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
     between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
-    # The parabola above its value at the best rate, as a weighted sum of the mean losses.
-    weights = np.stack([between**2, between], axis=1) @ np.linalg.pinv(np.vander(octaves[near], 3))[:2]
-    above = weights @ means[near]
-    lowest = int(above.argmin())
-    hidden = max(0.0, -float(above[lowest]))
-    hidden_upper = hidden + error * float(np.linalg.norm(weights[lowest]))
     nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to the best than to its neighbours
-    for side in (slice(max(0, best - 2), best + 1), slice(best, best + 3)):
-        if len(means[side]) == 3:
-            one_sided = np.polyval(np.polyfit(octaves[side], means[side], 2), nearer)
-            hidden_upper = max(hidden_upper, float(means[best] - one_sided.min()))
+    fits = [(near, between), (away <= 1, between)]
+    fits += [((away <= 2) & (np.arange(len(trained)) <= best), nearer), ((away <= 2) & (np.arange(len(trained)) >= best), nearer)]
+    found = [_below(octaves[kept], means[kept], at) for kept, at in fits if kept.sum() > 2]
+    depths, slopes = [depth for depth, _ in found], [slope for _, slope in found]
+    hidden, apart = (max(depths) + min(depths)) / 2, (max(depths) - min(depths)) / 2
     too_far = max(-between[0], between[-1]) > FIT_REACH + _SAME
-    fitted_rate = rate * 2.0 ** float(between[lowest])
-    return Optimum(rate, float(means[best]), fitted_rate, hidden, math.inf if at_edge or too_far else hidden_upper, at_edge)
+    known = math.hypot(apart / math.sqrt(3), error * max(slopes))  # as if all between them were as likely
+    return Optimum(rate, float(means[best]), hidden, math.inf if at_edge or too_far else known, at_edge)
+
+
+def _below(
+    octaves: Float[np.ndarray, " rates"], means: Float[np.ndarray, " rates"], at: Float[np.ndarray, " x"]
+) -> tuple[float, float]:
+    """How far a parabola through the losses falls below its value at 0, and what the deviation of a
+    loss is multiplied with in that.
+    """
+    weights = np.stack([at**2, at], axis=1) @ np.linalg.pinv(np.vander(octaves, 3))[:2]
+    above = weights @ means
+    lowest = int(above.argmin())
+    return max(0.0, -float(above[lowest])), float(np.linalg.norm(weights[lowest]))
 
 
 def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Optimum, half_width: float) -> tuple[float, ...]:
-    """The rates to try next, until what the grid may hide is at most half of `half_width`, which is
-    that of the difference's interval without `hidden`.
+    """The rates to try next, until half of the interval of what the grid hides is at most half of
+    `half_width`, which is that of the difference's interval without it.
 
     They are the middles (of the logarithm) between the best rate and its neighbours, and an octave
     beyond an edge. There are none where it is small enough, or where the rates are half an octave
     apart: more choosing seeds would then help.
     """
-    if optimum.hidden_upper <= half_width / 2:
+    if float(ndtri(0.5 + CONFIDENCE / 2)) * optimum.hidden_error <= half_width / 2:
         return ()
     rates = sorted(losses)
     place = rates.index(optimum.rate)
@@ -172,7 +180,7 @@ def tune_sections(
 
 def _asked(section: Experiment, by: Sequence[str], over: str | None, choosing: int | None) -> Choosing | None:
     """What is chosen in a section; None: nothing."""
-    plans = {section.choosing.get(group.sweep) for group in section.groups}
+    plans = {plan.choosing if (plan := section.plans.get(group.sweep)) else None for group in section.groups}
     planned = plans.pop() if len(plans) == 1 else None
     path = field_of(planned.over) if planned else ""
     if over is None and any(SHORT_NAMES.get(name, name) in (path, path.split(".")[-1]) for name in by):

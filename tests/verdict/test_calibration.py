@@ -43,4 +43,4 @@ def test_shapes_with_equal_best_losses_are_rarely_told_apart(deviation: float, d
 def test_refining_narrows_the_interval() -> None:
     coarse, fine = (tuning(0.01, 0.5, (5, 2, 5), refine=refine, count=150) for refine in (False, True))
     assert fine[2] >= 0.93 and fine[3] <= 0.05
-    assert fine[5] < 0.75 * coarse[5]
+    assert fine[5] < 0.95 * coarse[5] < 0.025  # 0.058 where what the grid hides was added to the interval

@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mhsh.verdict.estimate import (
-    CONFIDENCE,
+    MEDIANS,
     MIN_SEEDS,
+    POOLED_WIDENING,
     WIDENING,
+    Doubt,
+    Estimate,
     Replicate,
+    Spread,
     difference,
     estimate,
     fisher,
-    holm,
+    judge,
+    rank_sum,
+    spreads,
     wilson,
 )
 
@@ -68,7 +74,10 @@ def test_equal_differences_are_judged_by_their_signs(seeds: int) -> None:
     found = difference(keyed(*ours), keyed(*(each - 0.5 for each in ours)))
     assert found.p_value == pytest.approx(stats.binomtest(seeds, seeds).pvalue) and not found.has_interval
     assert found.is_significant == (seeds >= 6)
-    assert not difference(keyed(*ours), keyed(*(each - 0.5 for each in ours)), resolution=0.6).is_significant
+    assert not judge(found, doubt=Doubt(resolution=0.6)).is_significant
+    assert judge(found, tests=4).p_value == min(1, 4 * found.p_value)
+    beside = judge(found, Spread(0.1, 4))  # the other groups have a spread
+    assert beside.high - beside.mean == pytest.approx(POOLED_WIDENING * stats.t.ppf(0.975, 4) * 0.1 / math.sqrt(seeds))
 
 
 def test_pairs_are_the_keys_in_common() -> None:
@@ -89,14 +98,33 @@ def test_one_training_seed_on_other_texts_is_no_pair() -> None:
     assert not difference(ours, theirs).paired
 
 
-@given(GROUPS, GROUPS, st.floats(0, 1))
-def test_the_p_value_is_that_of_the_interval(
-    ours: dict[Replicate, float], theirs: dict[Replicate, float], resolution: float
+@given(GROUPS, GROUPS, st.floats(0, 1), st.floats(0, 1), st.floats(0, 2), st.integers(1, 9))
+def test_the_verdict_is_that_of_the_interval(
+    ours: dict[Replicate, float], theirs: dict[Replicate, float], error: float, shift: float, typical: float, tests: int
 ) -> None:
-    found = difference(ours, theirs, resolution=resolution)
+    found = judge(difference(ours, theirs), Spread(typical, 4), Doubt(shift, error), tests)
     nearest = min(abs(found.low), abs(found.high))
     if found.seeds >= MIN_SEEDS and found.has_interval and nearest > 1e-9 * (found.high - found.low):
         assert found.is_significant == found.excludes_zero
+        assert found.low <= found.mean <= found.high
+
+
+def test_of_several_groups_the_typical_spread_counts_by_hand() -> None:
+    """Deviations of 1, 2 and 9 of five seeds' differences: their mean is 4, over 1.1 medians."""
+    known = [
+        Estimate(mean, math.nan, math.nan, 5, paired=True, error=spread / math.sqrt(5)) for mean, spread in ((4, 1), (4, 2), (4, 9))
+    ]
+    beside = spreads(known)
+    assert beside == [Spread(pytest.approx(MEDIANS * 2), 8)] * 3
+    quiet, middle, loud = (judge(each, spread, tests=3).high - 4 for each, spread in zip(known, beside, strict=True))
+    by_others = POOLED_WIDENING * stats.t.ppf(1 - 0.05 / 6, 8) * 2.2 / math.sqrt(5)
+    by_own = stats.t.ppf(1 - 0.05 / 6, 4) / math.sqrt(5)
+    assert quiet == pytest.approx(by_others)
+    assert middle == pytest.approx(max(by_others, by_own * 2 * 2 / 2.2))
+    assert loud == pytest.approx(by_own * 9 * WIDENING)
+    assert spreads(known[:1]) == [Spread()]
+    assert judge(known[0], tests=3).high - 4 == pytest.approx(by_own * WIDENING)
+    assert spreads([*known[:2], difference(keyed(1.0), keyed(2.0))])[2].freedom == 8  # of one seed nothing is known
 
 
 def test_unpaired_is_welch_with_the_freedom_of_the_smaller_group() -> None:
@@ -112,28 +140,35 @@ def test_unpaired_is_welch_with_the_freedom_of_the_smaller_group() -> None:
 def test_nothing_below_the_resolution_is_significant() -> None:
     ours, theirs = keyed(1.000011, 1.000012, 1.0000115), keyed(1.0, 1.0, 1.0)
     assert difference(ours, theirs).is_significant
-    found, fine = difference(ours, theirs, resolution=2e-5), difference(ours, theirs)
+    fine = difference(ours, theirs)
+    found = judge(fine, doubt=Doubt(resolution=2e-5))
     assert (found.low, found.high) == pytest.approx((fine.low - 2e-5, fine.high + 2e-5))
     assert found.p_value == 1 and not found.is_significant
 
 
-def test_what_a_grid_hides_widens_the_side_that_favours_the_shape() -> None:
+def test_what_a_grid_hides_moves_and_widens_the_interval() -> None:
     lower, higher = keyed(1.0, 1.1, 0.9, 1.05), keyed(2.0, 2.11, 1.9, 2.06)
     plain = difference(lower, higher)
     assert plain.is_significant
-    ours = difference(lower, higher, hidden=(5.0, 0.0))  # even lower: the verdict stands
-    assert (ours.low, ours.high, ours.p_value) == pytest.approx((plain.low - 5, plain.high, plain.p_value))
-    theirs = difference(lower, higher, hidden=(0.0, 1.5))
-    assert (theirs.low, theirs.high) == pytest.approx((plain.low, plain.high + 1.5)) and not theirs.is_significant
-    unbounded = difference(lower, higher, hidden=(0.0, math.inf))
-    assert unbounded.has_interval and not unbounded.excludes_zero and unbounded.p_value == 1
+    moved = judge(plain, doubt=Doubt(shift=0.5))
+    assert (moved.low, moved.high) == pytest.approx((plain.low - 0.5, plain.mean))  # the mean itself is not ruled out
+    doubtful = judge(plain, doubt=Doubt(error=0.5))
+    half = math.hypot(plain.high - plain.mean, 1.959964 * 0.5)
+    assert (doubtful.low, doubtful.high) == pytest.approx((plain.mean - half, plain.mean + half))
+    below, above = judge(plain, doubt=Doubt(open_below=True)), judge(plain, doubt=Doubt(open_above=True))
+    assert (below.low, below.high, below.p_value) == (-math.inf, plain.high, plain.p_value)  # even lower: the verdict stands
+    assert above.has_interval and not above.excludes_zero and above.p_value == 1
+    assert not judge(plain, doubt=Doubt(shift=-1.5)).is_significant  # on the other side of zero
+    assert judge(plain, doubt=Doubt(error=math.inf)).high == math.inf
 
 
-@given(GROUPS, GROUPS, st.tuples(st.floats(0, 1), st.floats(0, 1)))
+@given(GROUPS, GROUPS, st.tuples(st.floats(-1, 1), st.floats(0, 1)), st.booleans())
 def test_exchanged_groups_have_the_opposite_difference(
-    ours: dict[Replicate, float], theirs: dict[Replicate, float], hidden: tuple[float, float]
+    ours: dict[Replicate, float], theirs: dict[Replicate, float], hidden: tuple[float, float], is_open: bool
 ) -> None:
-    found, back = difference(ours, theirs, hidden=hidden), difference(theirs, ours, hidden=hidden[::-1])
+    shift, error = hidden
+    found = judge(difference(ours, theirs), doubt=Doubt(shift, error, open_below=is_open))
+    back = judge(difference(theirs, ours), doubt=Doubt(-shift, error, open_above=is_open))
     assert (found.mean, found.low, found.high, found.p_value) == pytest.approx(
         (-back.mean, -back.high, -back.low, back.p_value), nan_ok=True
     )
@@ -151,24 +186,15 @@ def test_order_and_names_of_seeds_do_not_matter(
     assert repr(difference(*moved)) == repr(difference(ours, theirs))
 
 
-def closed_test(p_values: list[float], level: float) -> list[bool]:
-    """What Holm's procedure is short for: a hypothesis falls if every set that holds it falls by
-    Bonferroni.
-    """
-    places = range(len(p_values))
-    sets = [each for size in range(1, len(p_values) + 1) for each in itertools.combinations(places, size)]
-    falls = {each: min(p_values[place] for place in each) <= level / len(each) for each in sets}
-    return [all(falls[each] for each in sets if place in each) for place in places]
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.lists(st.integers(0, 4), min_size=1, max_size=6))
+def test_ranks_as_all_divisions_into_two_groups_have_them(ours: list[int], theirs: list[int]) -> None:
+    """4 stands for what did not train."""
 
-
-@given(st.lists(st.one_of(st.floats(0, 0.1), st.floats(0, 1)), min_size=1, max_size=5))
-def test_holm_is_the_closed_test_of_bonferroni(p_values: list[float]) -> None:
-    assert [each <= 1 - CONFIDENCE for each in holm(p_values)] == closed_test(p_values, 1 - CONFIDENCE)
-
-
-def test_holm_counts_only_what_was_compared() -> None:
-    assert holm([math.nan, 0.03, math.nan]) == pytest.approx([math.nan, 0.03, math.nan], nan_ok=True)
-    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    values = [math.inf if value == 4 else float(value) for value in (*ours, *theirs)]
+    ranks, count = stats.rankdata(values), len(ours)
+    sums = np.array([ranks[list(each)].sum() for each in itertools.combinations(range(len(values)), count)])
+    away = abs(sums - count * ranks.mean())
+    assert rank_sum(values[:count], values[count:]) == pytest.approx(np.mean(away >= away[0] - 1e-9))
 
 
 def test_shares_as_scipy_has_them() -> None:

@@ -1,0 +1,119 @@
+"""What a difference says against a margin that was fixed beforehand, what would decide it, and what
+several differences say together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from scipy.special import stdtr, stdtrit
+
+from mhsh.verdict.estimate import CONFIDENCE, Doubt, Estimate, Spread, judge
+
+LOWER, HIGHER = "lower", "higher"
+EQUIVALENT, UNDECIDED = "equivalent", "undecided"
+MOST_SEEDS = 100  # that are proposed
+
+MARGIN_RULE = (
+    "Against a margin a difference is lower or higher where its whole interval is beyond it, equivalent where all of it is within, "
+    "and else undecided. A margin is fixed beforehand if the plans of the sweeps have it (mhsh sweep --margin). The seeds that "
+    "would decide are those with which the interval would be narrow enough if mean and spread stayed; where values that were not "
+    "tried leave it open, it takes these values."
+)
+POOLED_RULE = (
+    "Differences of several sections are pooled as random effects: the variance between sections by DerSimonian and Laird (1986), "
+    "the 95 % interval by Hartung and Knapp (2001), with as many degrees of freedom as there are other sections. The error of a "
+    "section counts its seeds, validation rows and grids. It is post hoc unless all plans have it (mhsh sweep --pooled)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """A difference against a margin."""
+
+    words: str  # LOWER, HIGHER, EQUIVALENT or UNDECIDED
+    margin: float
+    seeds: int | None = None  # how many more a group would decide; None: decided, or it takes more than MOST_SEEDS
+    values: tuple[float, ...] = ()  # of the tuned field, that would
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+    """A difference over sections."""
+
+    relation: str  # what the groups have in common, as in `1 head a layer`
+    sections: tuple[str, ...]
+    estimate: Estimate  # `seeds` counts the sections
+    between: float  # the standard deviation between sections
+    same_sign: int  # seeds whose difference has the sign of the mean
+    pairs: int  # seeds
+    planned: bool
+
+
+def against(apart: Estimate, margin: float) -> str:
+    """What the interval of a difference says by MARGIN_RULE."""
+    if apart.low > margin:
+        return HIGHER
+    if apart.high < -margin:
+        return LOWER
+    return EQUIVALENT if -margin < apart.low and apart.high < margin else UNDECIDED
+
+
+def decide(
+    apart: Estimate, spread: Spread, doubt: Doubt, tests: int, margin: float, values: Callable[[float], Sequence[float]]
+) -> Decision:
+    """The decision on a difference that was judged so.
+
+    Args:
+      values: of the tuned field, to try next, by half of the interval without what the grid hides.
+    """
+    words = against(apart, margin)
+    if words != UNDECIDED or not apart.has_interval:
+        return Decision(words, margin)
+
+    def decided(seeds: int, doubt: Doubt) -> bool:
+        more = dataclasses.replace(apart, seeds=seeds, error=apart.error * math.sqrt(apart.seeds / seeds))
+        wider = spread._replace(freedom=spread.freedom * (seeds - 1) // (apart.seeds - 1))
+        return against(judge(more, wider, doubt, tests), margin) != UNDECIDED
+
+    fewest, most = apart.seeds, MOST_SEEDS + apart.seeds
+    if decided(most, doubt):
+        while most - fewest > 1:
+            middle = (fewest + most) // 2
+            fewest, most = (fewest, middle) if decided(middle, doubt) else (middle, most)
+        return Decision(words, margin, most - apart.seeds)
+    alone = judge(apart, spread, tests=tests)
+    return Decision(words, margin, values=tuple(values((alone.high - alone.low) / 2)))
+
+
+def pool(differences: Sequence[Estimate], doubts: Sequence[Doubt]) -> tuple[Estimate, float] | None:
+    """The mean of at least three differences by POOLED_RULE, and the standard deviation between
+    them; None where too few have a spread and a bound.
+    """
+    known = [
+        (apart.mean - doubt.shift, math.hypot(apart.error, doubt.error))
+        for apart, doubt in zip(differences, doubts, strict=True)
+        if math.isfinite(apart.error) and math.isfinite(doubt.error) and not (doubt.open_below or doubt.open_above)
+    ]
+    if len(known) < 3:
+        return None
+    means, errors = zip(*known, strict=True)
+    freedom = len(known) - 1
+    fixed = [error**-2 for error in errors]
+    level = _weighted(means, fixed)
+    excess = math.fsum(weight * (mean - level) ** 2 for mean, weight in zip(means, fixed, strict=True)) - freedom
+    between = max(0.0, excess / (math.fsum(fixed) - math.fsum(weight**2 for weight in fixed) / math.fsum(fixed)))
+    weights = [1 / (error**2 + between) for error in errors]
+    mean = _weighted(means, weights)
+    apart = math.fsum(weight * (each - mean) ** 2 for each, weight in zip(means, weights, strict=True)) / freedom
+    error = math.sqrt(max(1.0, apart) / math.fsum(weights))  # never surer than the sections themselves
+    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
+    p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
+    return Estimate(mean, mean - half, mean + half, len(known), p_value, error=error), math.sqrt(between)
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    return statistics.fmean(values, weights)
