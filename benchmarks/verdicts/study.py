@@ -17,6 +17,7 @@ import contextlib
 import csv
 import functools
 import io
+import math
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count
-from mhsh.verdict.estimate import WIDENING, Estimate, difference
+from mhsh.verdict.estimate import Estimate, judge
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.fairness import treatment_of
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Change, Comparison, Finding, compare, judge_page
@@ -182,7 +183,7 @@ def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
         has_rates = any(axis.path == "optimizer.learning_rate" for axis in section.axes)
         tuned = tune(section, "lr", CHOOSING_SEEDS) if has_rates else section
         comparisons.append(compare(tuned, treatment=treatment, section=words))
-    return judge_page(comparisons)
+    return judge_page(comparisons)[:2]
 
 
 def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -199,27 +200,20 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
     if finding.verdict == UNTRAINED:
         counts = [f"{len(group.trained)} of {len(group.trained) + len(group.untrained)}" for group in (finding.group, base)]
         return f"{counts[0]} runs trained, of the baseline {counts[1]}: no mean over two kinds of run"
-    measured = comparison.measured
-    plain = difference(
-        measured.values[place].final, measured.values[comparison.baseline].final, resolution=measured.measure.resolution
-    )
-    if not plain.excludes_zero:
-        return f"the interval is {WIDENING} times as wide"
-    assert finding.difference is not None
-    if finding.difference.excludes_zero:
-        return "Holm's correction over the page"
-    # The side that matters is that of the shape that ended higher.
-    worse = place if plain.mean > 0 else comparison.baseline
-    group = comparison.experiment.groups[worse]
-    optimum = group.choice and group.choice.optimum
-    if optimum and optimum.at_edge:
-        return f"{group.name}'s best rate, {optimum.rate:g}, is at the edge of those tried"
-    return f"untried rates may be {group.hidden:.3f} better for {group.name}"
+    apart, doubt = finding.difference, comparison.doubt(place)
+    assert apart is not None
+    if doubt.open_below or doubt.open_above:
+        groups = (finding.group, base)
+        edge = next(group for group in groups if math.isinf(group.hidden[1]))
+        return f"{edge.name}'s best rate, {edge.choice and edge.choice.optimum and edge.choice.optimum.rate:g}, is at the edge"
+    if judge(apart, doubt=doubt).excludes_zero:
+        return "one family of intervals on the page"
+    return "what the grid of rates may hide" if judge(apart).excludes_zero else "the spread of the seeds"
 
 
 def _change(apart: Estimate) -> tuple[str, str]:
     verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
-    return verdict, "Holm's correction over the page" if apart.excludes_zero else "a wider interval, and what the grids hide"
+    return verdict, "a wider interval, and what the grids hide"
 
 
 if __name__ == "__main__":

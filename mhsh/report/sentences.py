@@ -175,7 +175,7 @@ def unbounded(comparison: Comparison, place: int) -> str:
     apart = finding.difference if finding is not None else None
     if apart is None or not apart.has_interval or math.isfinite(apart.high - apart.low):
         return ""
-    if comparison.sampling_error(place) == math.inf:
+    if math.isinf(comparison.doubt(place).error):
         return "parts of the validation loss are missing"
     return "the values tried give none"
 

@@ -22,6 +22,7 @@ MIN_SEEDS = 3  # for a verdict on a difference
 WIDENING = 1.6  # of Student's interval where nothing but its own seeds says how wide it is: one long tail needs that
 POOLED_WIDENING = 1.1  # of the interval by the typical spread of a section's groups
 MEDIANS = 1.1  # that the typical spread is at most
+EXCESS = 1.25  # the power of a group's spread over the typical one, by which its own interval is wider
 _NORMAL = float(ndtri(0.5 + CONFIDENCE / 2))
 _NO_SPREAD = 1e-12  # of the largest value: what rounding alone can make
 
@@ -36,10 +37,10 @@ DIFFERENCE_RULE = (
     "and a difference is significant where its interval leaves out zero. The spread of the seeds' differences is typical where it "
     f"is the mean of that of the section's groups, or {MEDIANS} times their median if that is less. Half of an interval is the "
     f"wider of two: {POOLED_WIDENING} times Student's by the typical spread, with the degrees of freedom of the other groups, and "
-    "Student's by the group's own spread, times how much larger than the typical one it is, at most "
-    f"{WIDENING} times; so many times also where there is no other group. To that comes, in quadrature, what other validation rows "
-    "may change (by twenty parts of these rows) and what the grid of a tuned field may hide. Where all seeds differ by the same, "
-    f"the test is that of signs. A verdict takes {MIN_SEEDS} seeds."
+    f"Student's by the group's own spread, times the ratio of the two to the power of {EXCESS}, at most {WIDENING} times; so many "
+    "times also where there is no other group. To that comes, in quadrature, what other validation rows may change (by parts "
+    "of them) and what the grid of a tuned field may hide. Where all seeds differ by the same, the test is that of signs. It "
+    f"takes {MIN_SEEDS} seeds."
 )
 TOO_FEW = f"Fewer than {MIN_SEEDS} seeds are not enough to rule out chance."
 
@@ -163,7 +164,7 @@ def judge(apart: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUBT, te
     if not (known or (typical and apart.paired)):
         within = is_open or abs(mean) <= doubt.resolution + _NORMAL * doubt.error
         return dataclasses.replace(apart, p_value=math.nan if within else min(tests * apart.p_value, 1.0))  # nan stays nan
-    own = apart.error * (min(apart.error / typical, WIDENING) if typical else WIDENING) if known else 0.0
+    own = apart.error * (min(min(apart.error / typical, WIDENING) ** EXCESS, WIDENING) if typical else WIDENING) if known else 0.0
 
     def half(level: float) -> float:
         """Of the interval that leaves out the truth so often."""

@@ -28,8 +28,7 @@ from mhsh.verdict.estimate import (
 )
 from mhsh.verdict.experiment import Experiment, Group
 from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit, unequal_sections
-from mhsh.verdict.outcomes import LOSS, Measured, cost_ratio, measure_all, sampling_error
-from mhsh.verdict.runs import AXES
+from mhsh.verdict.outcomes import LOSS, Measured, cost_ratios, measure_all, sampling_error
 from mhsh.verdict.stability import Stability, stability
 from mhsh.verdict.tuning import values_to_add
 
@@ -68,7 +67,7 @@ class Finding:
     trained: float | None = None  # UNTRAINED: the p-value of Fisher's exact test of equal shares
     ranks: float | None = None  # UNTRAINED: the p-value of the rank test, of all tests of the page
     decision: Decision | None = None  # of a page that was judged; None: not tested
-    ratios: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # `cost_ratio` by axis, where it is known; not tested
+    ratios: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # `cost_ratios` by axis; not tested
 
     @property
     def tested(self) -> Estimate | None:
@@ -211,8 +210,9 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
     apart = None
     if ours and theirs and one_unit:
         apart = judge(difference(ours, theirs), doubt=comparison.doubt(place))
-    ratios = {axis: cost_ratio(values[0], values[1], axis) for axis in AXES}
-    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios={k: v for k, v in ratios.items() if v})
+    found = Finding(
+        group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios=cost_ratios(group, other, measured.measure.split)
+    )
     if group.untrained or other.untrained:
         counts = [(len(each.trained), len(each.trained) + len(each.untrained)) for each in (group, other)]
         p_value = fisher(*counts[0], *counts[1]) if all(total for _, total in counts) else None
@@ -256,8 +256,9 @@ def _pooled(comparisons: Sequence[Comparison]) -> list[Pooled]:
     sweep is over lengths of training, those of the longest.
     """
     longest: dict[str, Comparison] = {}
-    for each in sorted(comparisons, key=lambda each: float(each.experiment.groups[each.baseline].settings.get(BUDGET, 0))):
-        longest[each.experiment.groups[each.baseline].sweep] = each
+    bases = [(each.experiment.groups[each.baseline], each) for each in comparisons if each.experiment.groups]
+    for base, each in sorted(bases, key=lambda pair: float(pair[0].settings.get(BUDGET, 0))):
+        longest[base.sweep] = each
     alike: dict[Any, list[tuple[Comparison, int, Estimate]]] = {}
     for each in longest.values():
         for place, finding in enumerate(each.findings):

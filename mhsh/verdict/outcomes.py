@@ -166,21 +166,28 @@ def sampling_error(values: Values, baseline: Values) -> float:
     return as_normal(float(parts.std(ddof=1)) / math.sqrt(len(parts)), len(parts) - 1)
 
 
-def cost_ratio(values: Values, baseline: Values, axis: str) -> Estimate | None:
-    """How many times as much of an axis one group takes to the target as another: the geometric
-    mean over the seeds in common, with its interval by INTERVAL_RULE of the logarithm. None where
-    fewer than two seeds have both, or one of them is only bounded.
+def cost_ratios(group: Group, baseline: Group, split: str) -> dict[str, Estimate]:
+    """By axis, how many times as much one group takes as another to equal loss, the highest final
+    loss of both: the geometric mean over the seeds in common, with its interval by INTERVAL_RULE of
+    the logarithm. Empty where fewer than two seeds are in common, or one of them has no evaluation
+    above that loss.
     """
-    ours, theirs = values.costs[axis], baseline.costs[axis]
-    logs = [
-        math.log(ours[key] / theirs[key])
-        for key in ours.keys() & theirs.keys() - values.at_most - baseline.at_most
-        if math.isfinite(ours[key] / theirs[key])
-    ]
-    if len(logs) < 2 or len(logs) < len(values.final.keys() & baseline.final.keys()):
-        return None
-    found = estimate(logs)
-    return Estimate(math.exp(found.mean), math.exp(found.low), math.exp(found.high), len(logs), paired=True)
+    ours, theirs = ({each.replicate: each.run for each in of.trained if each.run} for of in (group, baseline))
+    runs = [*ours.values(), *theirs.values()]
+    common = [key for key in ours if key in theirs]
+    if len(common) < 2:
+        return {}
+    steps = functools.reduce(np.intersect1d, [run.curves[split].own_steps for run in runs])
+    target = max(final_value(run, LOSS, split) for run in runs)
+    costs = {id(run): _crossings(run.curves[split], steps, target) for run in runs}
+    found = {}
+    for axis in AXES:
+        pairs = [(costs[id(ours[key])][axis], costs[id(theirs[key])][axis]) for key in common]
+        if not any(is_bound or not cost > 0 for pair in pairs for cost, is_bound in pair):
+            logs = estimate([math.log(one / other) for (one, _), (other, _) in pairs])
+            ends = [math.exp(end) for end in (logs.mean, logs.low, logs.high)]
+            found[axis] = Estimate(ends[0], ends[1], ends[2], len(common), paired=True)
+    return found
 
 
 def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mhsh.verdict.estimate import (
+    EXCESS,
     MEDIANS,
     MIN_SEEDS,
     POOLED_WIDENING,
@@ -120,7 +121,7 @@ def test_of_several_groups_the_typical_spread_counts_by_hand() -> None:
     by_others = POOLED_WIDENING * stats.t.ppf(1 - 0.05 / 6, 8) * 2.2 / math.sqrt(5)
     by_own = stats.t.ppf(1 - 0.05 / 6, 4) / math.sqrt(5)
     assert quiet == pytest.approx(by_others)
-    assert middle == pytest.approx(max(by_others, by_own * 2 * 2 / 2.2))
+    assert middle == pytest.approx(max(by_others, by_own * 2 * (2 / 2.2) ** EXCESS))
     assert loud == pytest.approx(by_own * 9 * WIDENING)
     assert spreads(known[:1]) == [Spread()]
     assert judge(known[0], tests=3).high - 4 == pytest.approx(by_own * WIDENING)

@@ -1,0 +1,198 @@
+"""How often pages with several groups are judged wrongly, by the rule of mhsh/verdict and others.
+
+  python -m benchmarks.verdicts.pages   # docs/development/verdicts.md has the tables in short
+
+Takes a minute on an idle core. A page has a baseline and some groups, all with the same seeds, and
+one test a group; none is tuned. All rules correct for the number of tests by Bonferroni, whose
+first step is Holm's. Prints the worst of all cells by rule, then of the rule that was taken the
+worst by noise, deviations, seeds and tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import digamma, polygamma, stdtrit
+
+from benchmarks.verdicts.coverage import BASELINE, NOISES, SMOOTH
+from mhsh.verdict.estimate import EXCESS, MEDIANS, POOLED_WIDENING, WIDENING
+
+PAGES = 4000
+SEEDS, TESTS = (3, 4, 5, 6, 8, 10, 12), (1, 2, 3, 5, 9)
+SHIFT = 2.0  # deviations of the difference, of the first group where power is asked for
+STEP = 0.5  # of a measure in few values, in deviations
+# The deviations of the baseline and of the groups; of the last kind one group alone.
+SPREADS: Mapping[str, tuple[float, float, float]] = {
+    "equal": (1.0, 1.0, 1.0),
+    "quiet baseline": (BASELINE, 1.0, 1.0),
+    "unequal": (1.0, 0.5, 2.0),
+    "one five times": (1.0, 1.0, 5.0),
+}
+Differences = Float[np.ndarray, "pages tests seeds"]
+Halves = Float[np.ndarray, "pages tests"]
+Rule = Callable[[Differences, float], Halves]  # half of the intervals that leave out the truth so often
+
+
+class Cell(NamedTuple):
+    noise: str
+    spread: str
+    seeds: int
+    tests: int
+
+
+def quantile(freedom: float | np.ndarray, level: float) -> float | np.ndarray:
+    return stdtrit(freedom, 1 - level / 2)
+
+
+def errors(apart: Differences) -> Halves:
+    """Of the mean differences, by each group's own."""
+    return np.maximum(apart.std(axis=2, ddof=1), 1e-5) / math.sqrt(apart.shape[2])
+
+
+def taken(apart: Differences, level: float, pooled_widening: float = POOLED_WIDENING) -> Halves:
+    """DIFFERENCE_RULE of mhsh/verdict/estimate.py, of all pages at once."""
+    tests, seeds = apart.shape[1:]
+    own = errors(apart)
+    by_own = quantile(seeds - 1, level) * own
+    if tests == 1:
+        return WIDENING * by_own
+    typical = np.minimum(own.mean(axis=1), MEDIANS * np.sqrt(np.median(own**2, axis=1)))[:, None]
+    by_others = pooled_widening * quantile((tests - 1) * (seeds - 1), level) * typical
+    return np.maximum(by_others, by_own * np.minimum((own / typical) ** EXCESS, WIDENING))
+
+
+def own(apart: Differences, level: float, width: float) -> Halves:
+    """Student's, so many times as wide."""
+    return width * quantile(apart.shape[2] - 1, level) * errors(apart)
+
+
+def larger(apart: Differences, level: float, width: float) -> Halves:
+    """By the larger of its own error and that of all groups together, with their freedom."""
+    tests, seeds = apart.shape[1:]
+    found = errors(apart)
+    together = np.sqrt(np.square(found).mean(axis=1, keepdims=True))
+    return width * quantile(tests * (seeds - 1), level) * np.maximum(found, together)
+
+
+def moderated(apart: Differences, level: float, width: float) -> Halves:
+    """limma's (Smyth 2004): variances drawn to that of the page, as far as they are alike. The
+    prior has more degrees of freedom the less the logarithms of the variances differ.
+    """
+    tests, seeds = apart.shape[1:]
+    freedom, variances = seeds - 1.0, errors(apart) ** 2
+    if tests == 1:
+        return own(apart, level, width)
+    logs = np.log(variances) - digamma(freedom / 2) + math.log(freedom / 2)
+    left = logs.var(axis=1, ddof=1) - polygamma(1, freedom / 2)
+    halves = np.geomspace(1e-3, 1e6, 2000)  # of the prior's degrees of freedom, at most two millions
+    prior = 2 * np.interp(left, polygamma(1, halves)[::-1], halves[::-1])
+    center = np.exp(logs.mean(axis=1) + digamma(prior / 2) - np.log(prior / 2))
+    together = prior + freedom
+    drawn = ((prior * center)[:, None] + freedom * variances) / together[:, None]
+    return width * quantile(np.minimum(together, tests * freedom), level)[:, None] * np.sqrt(drawn)
+
+
+def signs(apart: Differences, level: float) -> Halves:
+    """An exact test of each group by the signs of its seeds' differences: 0 where it tells it from
+    the baseline, else without end. Fewer seeds than 1 - log2(level) never do.
+    """
+    seeds = apart.shape[2]
+    flips = np.array(list(itertools.product((1.0, -1.0), repeat=seeds - 1)))  # of all but the first, as both signs count
+    means = np.abs(apart[..., 1:] @ flips.T + apart[..., :1]) / seeds
+    share = (means >= np.abs(apart.mean(axis=2, keepdims=True)) - 1e-12).mean(axis=2)
+    return np.where(share <= level, 0.0, np.inf)
+
+
+RULES: Mapping[str, Rule] = {
+    "Student's t": lambda apart, level: own(apart, level, 1.0),
+    "Student's t, 1.6 times as wide (before)": lambda apart, level: own(apart, level, 1.6),
+    "the larger of two errors, 1.1 times": lambda apart, level: larger(apart, level, 1.1),
+    "the larger of two errors, 1.3 times": lambda apart, level: larger(apart, level, 1.3),
+    "moderated (limma), 1.3 times": lambda apart, level: moderated(apart, level, 1.3),
+    "moderated (limma), 1.8 times": lambda apart, level: moderated(apart, level, 1.8),
+    "sign flips": signs,
+    "typical spread, 1 time": lambda apart, level: taken(apart, level, 1.0),
+    f"typical spread, {POOLED_WIDENING} times (taken)": taken,
+    "typical spread, 1.2 times": lambda apart, level: taken(apart, level, 1.2),
+}
+
+
+def pages(rng: np.random.Generator, cell: Cell, shift: float = 0.0) -> Differences:
+    """Differences to the baseline; the last group has the spread's third deviation."""
+    base, first, last = SPREADS[cell.spread]
+    is_alone = cell.tests == 1 and cell.spread == "one five times"
+    deviations = np.array([first] * (cell.tests - 1) + [first if is_alone else last])
+    kind, few = cell.noise.removesuffix(", few values"), cell.noise.endswith(", few values")
+    values = deviations[:, None] * NOISES[kind](rng, (PAGES, cell.tests, cell.seeds))
+    values[:, 0] += shift * math.hypot(base, deviations[0])
+    quiet = "normal" if cell.spread == "quiet baseline" else kind
+    baseline = base * NOISES[quiet](rng, (PAGES, 1, cell.seeds))
+    if few:
+        # Up or down at random, so that the means stay.
+        values, baseline = (STEP * np.floor(each / STEP + rng.uniform(size=each.shape)) for each in (values, baseline))
+    return values - baseline
+
+
+def marked(apart: Differences, rule: Rule, place: int | slice = slice(None)) -> float:
+    """The share of pages on which any of these groups has an interval without 0."""
+    outside = np.abs(apart.mean(axis=2)) > rule(apart, 0.05 / apart.shape[1])
+    return float(outside[:, place].reshape(len(apart), -1).any(axis=1).mean())
+
+
+def covered(apart: Differences, rule: Rule) -> Float[np.ndarray, " tests"]:
+    """How often the interval of each group by itself holds a difference of 0."""
+    return (np.abs(apart.mean(axis=2)) <= rule(apart, 0.05)).mean(axis=0)
+
+
+def simulated() -> dict[Cell, Differences]:
+    rng = np.random.default_rng(0)
+    noises = (*SMOOTH, "normal, few values")
+    return {cell: pages(rng, cell) for cell in itertools.starmap(Cell, itertools.product(noises, SPREADS, SEEDS, TESTS))}
+
+
+def rule_rows(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
+    rng = np.random.default_rng(1)
+    powers = [pages(rng, Cell("normal", spread, *of), SHIFT) for of in ((5, 3), (6, 9)) for spread in SPREADS]
+    for name, rule in RULES.items():
+        if rule is signs:
+            kept = {cell: apart for cell, apart in cells.items() if cell.seeds <= 8}  # 2 to the power of 11 flips take long
+        else:
+            kept = cells
+        wrong = {cell: marked(apart, rule) for cell, apart in kept.items()}
+        normal = [1 - share for cell, share in wrong.items() if cell.noise == "normal"]
+        alone = [covered(apart, rule) for cell, apart in kept.items() if cell.noise == "normal"]
+        worst = max(wrong, key=wrong.__getitem__)
+        figures = (wrong[worst], min(normal), max(normal), min(map(np.min, alone)), max(map(np.max, alone)))
+        power = (marked(apart, rule, 0) for apart in powers)
+        yield name, *(f"{each:.3f}" for each in (*figures, *power)), f"{worst.noise}, {worst.spread}, {worst.seeds}, {worst.tests}"
+
+
+def cell_rows(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
+    wrong = {cell: marked(apart, taken) for cell, apart in cells.items()}
+    for noise, spread in itertools.product(dict.fromkeys(cell.noise for cell in cells), SPREADS):
+        of = {cell: share for cell, share in wrong.items() if (cell.noise, cell.spread) == (noise, spread)}
+        yield noise, spread, *(f"{max(share for cell, share in of.items() if cell.tests == tests):.3f}" for tests in TESTS)
+
+
+def main() -> None:
+    cells = simulated()
+    columns = ["rule", "wrong pages", "all intervals hold, normal: least", "most", "one by itself, normal: least", "most"]
+    columns += [
+        f"finds {SHIFT:g}, {seeds} seeds, {tests} tests, {spread}" for seeds, tests in ((5, 3), (6, 9)) for spread in SPREADS
+    ]
+    print(f"| {' | '.join((*columns, 'most wrong'))} |\n|{' --- |' * (len(columns) + 1)}")
+    for row in rule_rows(cells):
+        print(f"| {' | '.join(row)} |", flush=True)
+    print("\nWrong pages by the rule that was taken, the worst of all seeds:\n")
+    print(f"| noise | deviations | {' | '.join(f'{tests} tests' for tests in TESTS)} |\n|{' --- |' * (len(TESTS) + 2)}")
+    for row in cell_rows(cells):
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
