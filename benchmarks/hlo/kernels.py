@@ -2,8 +2,8 @@
 
   python -m benchmarks.hlo.kernels --config=bert:384l1h --config=bert:24l16h --rows=16 --rows=64
 
-compiles each step for one H200 (or `--topology=h100:1`) by XLA alone and with kernels. A layer is
-what the loops over layers do, forward and backward.
+compiles each step for one H200 (or `--topology=h100:1`) by XLA alone and with kernels, and prints
+operations and bytes of main memory. A layer is what the loops over layers do, forward and backward.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     changes, unknown = take_changes("config", rest)
     if unknown:
         parser.error(f"unknown arguments: {unknown}")
-    table = Table("", "rows", "kernels", "operations a layer", "MB a layer", "operations a step", "GB a step", "temporaries, GiB")
+    table = Table("", "rows", "kernels", "a layer", "MB", "a step", "GB", "temporary GiB", box=None, pad_edge=False)
     for name in options.config:
         for rows in options.rows:
             for kernels in options.kernels or ("xla", "fused"):

@@ -13,7 +13,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
-from mhsh.models.kernels import attention, residual
+from mhsh.models.kernels.attention import uncovered
 from mhsh.models.kernels.select import obstacle
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs
@@ -62,16 +62,9 @@ def left_to_xla(config: ModelConfig) -> str:
     everything = obstacle()
     parts = {"everything": everything}
     if not everything:
-        parts = {"attention": attention.uncovered(config), "sums with the stream": _unjoined(config)}
+        parts = {"attention": uncovered(config), "sums with the stream": SCHEMES[config.residual].residual.uncovered(config)}
     left = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
     return f"model.kernels = fused: XLA computes {'; '.join(left)}" if left else ""
-
-
-def _unjoined(config: ModelConfig) -> str:
-    """Why no kernel adds to the stream of this model."""
-    if not vars(SCHEMES[config.residual].residual).get("fused"):
-        return f"model.residual = {config.residual} has no kernel"
-    return residual.uncovered(config)
 
 
 @functools.cache  # tracing takes a third of a second

@@ -76,7 +76,12 @@ class Residual(nn.Module):
     @classmethod
     def is_fused(cls, config: ModelConfig) -> bool:
         """Whether kernels add to the stream (mhsh/models/kernels)."""
-        return vars(cls).get("fused", False) and takes_kernels(config) and not uncovered(config)
+        return takes_kernels(config) and not cls.uncovered(config)
+
+    @classmethod
+    def uncovered(cls, config: ModelConfig) -> str:
+        """Why no kernel adds to the stream of a model with this scheme; empty: one does."""
+        return uncovered(config) if vars(cls).get("fused") else f"model.residual = {config.residual} has no kernel"
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
@@ -170,6 +175,14 @@ class PreLN(Residual):
         del stack, real
         product = jnp.zeros(x.shape, config.compute_dtype)
         return Stream(x, Branch(product, jnp.zeros(x.shape[-1]), jnp.zeros(2, jnp.uint32)) if cls.is_fused(config) else None)
+
+    @classmethod
+    def uncovered(cls, config: ModelConfig) -> str:
+        """As of every scheme. Groups that are gathered by themselves hand no seeds on, as the
+        gradient of what they hand on is added up.
+        """
+        gathered = config.remat_policy == "gathered_groups"
+        return "model.remat_policy = gathered_groups hands no seeds on" if gathered else super().uncovered(config)
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:

@@ -6,6 +6,10 @@ import jax
 import pytest
 
 from mhsh.models.build import left_to_xla
+from mhsh.models.kernels.select import anywhere
+from mhsh.models.residual import PostLN
+
+COVERED = dict(kernels="fused", embed_dim=128, head_dim=64)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "xla"])
@@ -17,3 +21,30 @@ def test_nothing_is_said_where_no_kernel_is_asked_for(tiny, kernels):
 def test_without_a_gpu_xla_computes_everything(tiny):
     said = f"the device is a {jax.default_backend().upper()} and no NVIDIA GPU"
     assert left_to_xla(tiny(kernels="fused")) == f"model.kernels = fused: XLA computes everything, as {said}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ""),
+        ({"embed_dim": 12}, "sums with the stream, as model.embed_dim = 12 is no multiple of 128 up to 4096"),
+        ({"residual": "keel"}, "sums with the stream, as model.residual = keel has no kernel"),
+        (
+            {"residual": "pre_ln", "remat_policy": "gathered_groups"},
+            "sums with the stream, as model.remat_policy = gathered_groups hands no seeds on",
+        ),
+        ({"head_dim": 256}, "attention, as model.head_dim = 256 is above 128"),
+    ],
+)
+def test_what_kernels_do_not_cover_is_said(tiny, fields, said):
+    with anywhere():
+        line = left_to_xla(tiny(**COVERED | fields))
+    assert line == (f"model.kernels = fused: XLA computes {said}" if said else "")
+
+
+def test_a_scheme_derived_from_one_with_kernels_has_none_itself(tiny):
+    class Mine(PostLN):
+        """Its own sum."""
+
+    assert not PostLN.uncovered(tiny(**COVERED))
+    assert Mine.uncovered(tiny(**COVERED)) == "model.residual = post_ln has no kernel"

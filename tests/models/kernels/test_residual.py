@@ -14,6 +14,7 @@ from mhsh.models.kernels.residual import add_and_norm, uncovered
 from mhsh.models.kernels.select import anywhere
 from mhsh.models.layers import normalize
 from mhsh.training.sharding import put_batch
+from tests.models.kernels.compiled import NO_COMPILER, registers
 from tests.training.batches import random_batch
 from tests.training.states import fresh_state, mesh_of, train_step_of
 from tests.training.test_step import assert_close
@@ -110,3 +111,22 @@ def test_a_whole_step(make_config, residual, shape):
         state, (sums, *_) = step(fresh_state(config, shape, sgd=True), batch)
         after[kernels] = jax.device_get((state.params, {name: float(each.value()) for name, each in sums.items()}))
     assert_close(after["fused"], after["xla"], 1e-5)
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.skipif(NO_COMPILER, reason="XLA's CUDA plugin is not installed (pip install -e '.[gpu-compile]')")
+@pytest.mark.parametrize("width", [128, 768, 1024, 4096])
+@pytest.mark.parametrize("normed_stream", [True, False])
+def test_no_register_is_spilled(tiny, width, normed_stream):
+    config = tiny(embed_dim=width, hidden_dropout=0.1, compute_dtype="bfloat16")
+    x, low = (jax.ShapeDtypeStruct((16, 128, width), dtype) for dtype in ("float32", "bfloat16"))
+    vectors = jax.ShapeDtypeStruct((4, width), "float32")
+
+    def both_ways(x: Any, read: Any, product: Any, vectors: Any, gradients: Any) -> Any:
+        path = lambda *args: by_kernel(config, args[0], read, args[1], args[2], normed_stream)  # noqa: E731
+        out, pull = jax.vjp(path, x, product, vectors)
+        return out, pull(gradients)
+
+    used = registers(both_ways, x, low, low, vectors, (x, low))
+    assert set(used) == {"residual_forward", "residual_backward"}
+    assert all(spilled == 0 for _, spilled in used.values()), used
