@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ class Question(NamedTuple):
     baseline: str | None = None
     treatment: Sequence[str] | None = None
     with_pretraining: bool = False
+    margin: float = 0.0
 
 
 EXAMPLES = ("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare sweep --measure=bleu")
@@ -47,6 +49,7 @@ def run(
     baseline: str | None = None,
     treatment: str | None = None,
     with_pretraining: bool = False,
+    margin: float = 0.0,
     out: str | None = None,
     png: bool = False,
     paper: bool = False,
@@ -69,6 +72,7 @@ def run(
       baseline: the group, or a run of it, to compare with; the first by default
       treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept
       with_pretraining: count what the runs started from: steps, tokens, FLOPs and device seconds
+      margin: two groups are equivalent where their difference is surely within it, such as 0.02
       out: the page; report.html by default
       png: write the figures as PNG too
       paper: write report.pdf, all figures in a serif face, and report.tex, the table of results
@@ -81,10 +85,12 @@ def run(
     """
     if not paths:
         raise UserError("mhsh compare needs PATH; see mhsh compare --help")
+    if not 0 <= margin < math.inf:
+        raise UserError(f"--margin={margin} is no distance; give nats per predicted token, such as 0.02")
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
     fields, meant = by.split(",") if by else (), treatment.split(",") if treatment else None
-    question = Question(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining)
+    question = Question(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining, margin)
     if watch:
         if out is not None or png or paper:
             raise UserError("--watch serves the page and writes nothing; leave --out, --png and --paper away")
@@ -167,8 +173,7 @@ def _make_run_report(question: Question) -> Report:
     sections = tune_sections(experiment, question.by, question.over, question.choosing_seeds, question.measure)
     for words, section in sections.items():
         comparisons.append(compare(section, question.measure, question.target, question.baseline, treatment, words))
-    judged, changes, _ = judge_page(comparisons)
-    return build_report(judged, changes, question.with_pretraining)
+    return build_report(judge_page(comparisons, question.margin), question.with_pretraining, question.margin)
 
 
 def _watch(question: Question, port: int) -> int:

@@ -25,25 +25,27 @@ from mhsh.report.report import (
     Report,
     Series,
 )
-from mhsh.report.sentences import change_words, sentences, title
+from mhsh.report.sentences import change_words, pooled_words, sentences, title
 from mhsh.report.tables import (
     Section,
     conditions_table,
-    groups_table,
+    groups_tables,
     measures_table,
     rates_tables,
     run_places,
     runs_table,
+    stability_table,
     training_table,
 )
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, format_recorded, numbered
-from mhsh.verdict import experiment, fairness, findings, outcomes, tuning
+from mhsh.verdict import decision, experiment, fairness, findings, outcomes, tuning
 from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, half_interval
 from mhsh.verdict.experiment import Group
-from mhsh.verdict.findings import Change, Comparison
+from mhsh.verdict.findings import Comparison, Page
 from mhsh.verdict.runs import Curve as LoggedCurve
 from mhsh.verdict.runs import Run
+from mhsh.verdict.stability import STABILITY_RULE
 
 PER_PARAMETER = "tokens_per_parameter"
 AXIS_TITLES = {
@@ -56,25 +58,27 @@ AXIS_TITLES = {
 _MOST_ENTROPIES = 3  # lines; data seeds of one text differ by little
 
 
-def build_report(comparisons: Sequence[Comparison], changes: Sequence[Change] = (), pretraining: bool = False) -> Report:
-    """The report of the comparisons of one page, of which there is at least one; of a sweep over
-    lengths of training the longest answers, and stands first.
+def build_report(page: Page, pretraining: bool = False, margin: float = 0.0) -> Report:
+    """The report of a page that was judged against that margin; of a sweep over lengths of training
+    the longest answers, and comes first.
     """
+    comparisons, changes, pooled = page
     sections = _sections(_longest_first(comparisons))
     titles = [title(section.comparison, section.prefix) for section in sections]
     said = [f"{section.prefix}{sentence}" for section in sections for sentence in sentences(section.comparison)]
-    builders = (groups_table, measures_table, runs_table)
+    others = [build(section) for build in (measures_table, stability_table, runs_table) for section in sections]
     return Report(
         title=titles[0],
-        summary=(*(f"{line}." for line in titles[1:]), *map(change_words, changes), *said),
-        tables=tuple(build(section) for build in builders for section in sections),
+        summary=(*(f"{line}." for line in titles[1:]), *map(pooled_words, pooled), *map(change_words, changes), *said),
+        tables=(*groups_tables(sections), *(table for table in others if table is not None)),
         curves=_curves(sections, pretraining),
         training=training_table(sections),
         points=tuple(_budgets(sections)),
         rates=tuple(rates_tables(sections)),
         conditions=tuple(table for section in sections if (table := conditions_table(section)) is not None),
         problems=tuple(dict.fromkeys(line for each in comparisons for line in each.experiment.problems)),
-        rules=_rules(comparisons, bool(changes)),
+        margin=margin or None,
+        rules=_rules(page, margin),
         caption=_caption(sections, len(changes)),
     )
 
@@ -87,8 +91,8 @@ def _caption(sections: Sequence[Section], changes: int) -> str:
     tests = changes + sum(bool(finding and finding.tested) for section in sections for finding in section.comparison.findings)
     return (
         f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
-        f"{_baseline_words(sections)}, seed by seed where both have it. \u25bc (lower) and \u25b2 (higher) are significant at 5 % "
-        f"after Holm's correction for {tests} test{'s' * (tests != 1)}."
+        f"{_baseline_words(sections)}, seed by seed where both have it; all their intervals hold together with 95 % ({tests} "
+        f"test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero."
     )
 
 
@@ -108,8 +112,8 @@ def _sections(comparisons: Sequence[Comparison]) -> list[Section]:
     return sections
 
 
-def _rules(comparisons: Sequence[Comparison], has_changes: bool) -> tuple[str, ...]:
-    tuned = [tuning.TUNING_RULE, tuning.OPTIMUM_RULE] if any(each.experiment.choices for each in comparisons) else []
+def _rules(page: Page, margin: float) -> tuple[str, ...]:
+    tuned = any(each.experiment.choices for each in page.comparisons)
     return (
         experiment.GROUP_RULE,
         experiment.OUTCOME_RULE,
@@ -119,8 +123,11 @@ def _rules(comparisons: Sequence[Comparison], has_changes: bool) -> tuple[str, .
         INTERVAL_RULE,
         DIFFERENCE_RULE,
         fairness.CONDITION_RULE,
-        *tuned,
-        *([findings.TREND_RULE] if has_changes else []),
+        STABILITY_RULE,
+        *([tuning.TUNING_RULE, tuning.OPTIMUM_RULE] if tuned else []),
+        *([findings.TREND_RULE] if page.changes else []),
+        *([decision.MARGIN_RULE] if margin else []),
+        *([decision.POOLED_RULE] if page.pooled else []),
     )
 
 

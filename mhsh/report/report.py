@@ -80,8 +80,12 @@ class Table:
         """Without the columns that hold no text in any row."""
         places = range(len(self.columns))
         kept = [place for place in places if any(row.full[place].words for row in self.rows) or not self.rows]
-        rows = tuple(dataclasses.replace(row, cells=tuple(row.cells[place] for place in kept)) for row in self.rows)
-        return dataclasses.replace(self, columns=tuple(self.columns[place] for place in kept), rows=rows)
+        return self.with_columns(kept)
+
+    def with_columns(self, places: Sequence[int]) -> Table:
+        """With the columns at these places alone."""
+        rows = tuple(dataclasses.replace(row, cells=tuple(row.cells[place] for place in places)) for row in self.rows)
+        return dataclasses.replace(self, columns=tuple(self.columns[place] for place in places), rows=rows)
 
 
 @dataclasses.dataclass(frozen=True)

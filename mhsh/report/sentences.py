@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mhsh.storage import outcome
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
+from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, Pooled
 from mhsh.verdict.estimate import MIN_SEEDS, TOO_FEW, Estimate, wilson
 from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, Member
 from mhsh.verdict.fairness import Fairness, other_unit
@@ -71,6 +72,8 @@ def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
     assert apart is not None and finding is not None
     ours, theirs = (comparison.experiment.groups[place].name for place in (best, other))
     start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
+    if finding.decision is not None and finding.decision.words == EQUIVALENT:
+        start = f"Equivalent within {finding.decision.margin:g}"
     start = "No fair comparison" if finding.fairness.unequal else start
     ends = f"ends {format_loss(abs(apart.mean))} {'below' if apart.mean < 0 else 'above'}"
     own = [part for part in ours.split(", ") if part not in theirs.split(", ")[1:]]
@@ -120,7 +123,8 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     for finding in findings:
         if finding.verdict == UNTRAINED:
             shares = [_trained_words(each) for each in (finding.group, groups[comparison.baseline])]
-            yield f"{' and '.join(shares)}{_fisher_words(finding)}: their losses are not compared."
+            ranks = f", rank test with those that did not as the worst p = {finding.ranks:.2g}" if finding.ranks is not None else ""
+            yield f"{' and '.join(shares)}{_fisher_words(finding)}{ranks}: their losses are not compared."
     yield from _together(fair)
     yield from _missing(groups)
     choices = _choices(groups)
@@ -162,6 +166,10 @@ def cautions(comparison: Comparison, place: int) -> list[str]:
             found.append(f"not comparable: {_size(finding.fairness)}")
         if len(finding.fairness.factors) > 1:
             found.append(f"several things differ: {format_list(finding.fairness.factors)}")
+    steady = comparison.stabilities[place]
+    if steady is not None and steady.first_spike is not None:
+        run, step, loss = steady.first_spike
+        found.append(f"{steady.spikes:.2g} loss spikes per 1,000 steps, to {format_loss(loss)} at step {step:,.0f} of {run}")
     if group.choice and group.choice.optimum and group.choice.optimum.at_edge:
         found.append(f"its best {group.choice.over.split('.')[1]} is at the edge of those tried")
     if group.choice and not group.choice.is_final:
@@ -214,6 +222,24 @@ def change_words(change: Change) -> str:
         chance = ". The values tried do not bound this change"
     unfair = f". The two are not comparable: different {format_list(change.unequal)}" if change.unequal else ""
     return f"{change.relation} ({names}): {change.other} instead of {change.first} {move}{chance}{unfair}."
+
+
+def pooled_words(pooled: Pooled) -> str:
+    """Of several sweeps together."""
+    apart, where = pooled.estimate, f"over {len(pooled.sections)} sweeps ({format_names(pooled.sections)})"
+    mean = f"{format_signed(apart.mean)} ({format_interval(apart.low, apart.high)})"
+    when = "as planned" if pooled.planned else "post hoc"
+    same = f"{pooled.same_sign} of {pooled.pairs} pairs of seeds have its sign"
+    return f"{pooled.relation}: {where} the difference is {mean}, random effects, {when}; {same}."
+
+
+def what_decides(decision: Decision) -> str:
+    """What would decide whether a difference is within the margin; empty where it is decided."""
+    if decision.words != UNDECIDED:
+        return ""
+    if decision.seeds is not None:
+        return f"{decision.seeds} more seeds would decide"
+    return f"try {format_list([f'{value:g}' for value in decision.values])}" if decision.values else ""
 
 
 def fairness_words(fairness: Fairness, better: bool | None = None) -> str:

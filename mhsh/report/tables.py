@@ -14,14 +14,15 @@ import numpy as np
 from mhsh import text
 from mhsh.config.fields import SHAPING
 from mhsh.report.report import CAUTION, Cell, Column, Row, Table
-from mhsh.report.sentences import cautions, unbounded
+from mhsh.report.sentences import cautions, unbounded, what_decides
 from mhsh.sweep.axes import BUDGET, LEARNING_RATE
 from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, estimate, known_estimate
 from mhsh.verdict.experiment import TRAINED, Group, Member
 from mhsh.verdict.fairness import Effect, find_conditions
-from mhsh.verdict.findings import HIGHER, LOWER, Comparison
+from mhsh.verdict.findings import HIGHER, LOWER, Comparison, Finding
 from mhsh.verdict.outcomes import Measure, Values, final_value
+from mhsh.verdict.stability import QUANTILES
 
 _MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2"}
 _MARK_NOTE = "\u25bc significantly lower, \u25b2 significantly higher than the baseline."
@@ -44,15 +45,25 @@ class Section:
         return self.comparison.experiment.groups
 
 
-def groups_table(section: Section) -> Table:
-    """The primary measure of every group, its difference to the baseline, and what it cost."""
+def groups_tables(sections: Sequence[Section]) -> list[Table]:
+    """Of each section the primary measure of every group, its difference to the baseline, and what
+    it cost; all with the columns that hold something in one of them.
+    """
+    tables = list(map(_groups_table, sections))
+    kept = {column.name for table in tables for column in table.without_empty_columns().columns}
+    return [table.with_columns([place for place, column in enumerate(table.columns) if column.name in kept]) for table in tables]
+
+
+def _groups_table(section: Section) -> Table:
     comparison, measured = section.comparison, section.comparison.measured
     target = "target" if measured.target is None else format_loss(measured.target)
     columns = (
         Column("group"),
         *(Column(f"best {field}", numeric=True, rank=3) for field in tuned_fields(section)),
         Column("difference", numeric=True, rank=1, forest=True),
+        Column("against the margin", rank=1),
         Column(measured.measure.name, numeric=True, rank=2),
+        Column("tokens to equal loss", numeric=True, rank=4),
         Column("trained", numeric=True, rank=3),
         Column(f"steps to {target}", numeric=True, rank=5),
         Column(f"device time to {target}", numeric=True, rank=6),
@@ -71,12 +82,20 @@ def groups_table(section: Section) -> Table:
             for choice in [group.choice]
             if choice
         ]
-        cells = [group.name, *best, difference, _own(comparison, place), _trained(group)]
+        against, ratio = _beside(finding)
+        cells = [group.name, *best, difference, against, _own(comparison, place), ratio, _trained(group)]
         cells += [_cost(measured.values[place], axis) for axis in ("step", "seconds")]
         cells += ["; ".join(cautions(comparison, place))]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     title = f"{section.prefix}Results by group"
-    return Table(title, columns, tuple(rows), _MARK_NOTE, _INTERVAL_NOTE, comparison.name).without_empty_columns()
+    return Table(title, columns, tuple(rows), _MARK_NOTE, _INTERVAL_NOTE, comparison.name)
+
+
+def _beside(finding: Finding | None) -> list[str | Cell]:
+    """The decision against the margin, with what would decide, and the ratio of tokens."""
+    decision, ratio = (finding.decision, finding.ratios.get("tokens")) if finding is not None else (None, None)
+    found: list[str | Cell] = [Cell(decision.words, note=what_decides(decision)) if decision and decision.margin else ""]
+    return [*found, _number(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""]
 
 
 def tuned_fields(section: Section) -> list[str]:
@@ -197,6 +216,21 @@ def training_table(sections: Sequence[Section]) -> Table | None:
         Column("time left", numeric=True),
     )
     return Table("Training now", columns, tuple(rows)) if rows else None
+
+
+def stability_table(section: Section) -> Table | None:
+    """How steadily the runs of every group train; None where nothing is known of it."""
+    names = ("spikes per 1,000 steps", "median gradient norm", "its 99 % quantile", "its maximum", "highest value that trains")
+    columns = (Column("group"), *(Column(name, numeric=True) for name in names), Column("the highest spike"))
+    rows = []
+    for place, known in enumerate(section.comparison.stabilities):
+        if known is not None:
+            run, step, loss = known.first_spike or ("", 0, 0)
+            spike = f"{loss:.3f} at step {step:,.0f} of {run}" if run else ""
+            norms = [*known.gradient_norm] or [None] * len(QUANTILES)
+            numbers = [Cell("" if value is None else _short(value), value=value) for value in (known.spikes, *norms, known.highest)]
+            rows.append(Row((section.groups[place].name, *numbers, spike), group=section.first_group + place))
+    return Table(f"{section.prefix}Stability, not tested", columns, tuple(rows)).without_empty_columns() if rows else None
 
 
 def measures_table(section: Section) -> Table:

@@ -94,13 +94,11 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         "Intervals follow.",
     )
     rates = tuple(Row((name, Cell("2.103", value=2.103, heat=place / len(names)))) for place, name in enumerate(names))
-    training = Table("Training now", (Column("run"), Column("step")), (Row((names[0], "7 of 30")),))
     every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
     return Report(
         title=f"{names[0]} ended lowest",
         summary=(f"How sure: {names[0]} by 0.1.", "Comparable.", f"Third: {names[-1]}.", "Fourth.", "Fifth."),
         tables=(table, Table("Every run", (Column("run"), Column("outcome")), every_run)),
-        training=training,
         margin=0.5,
         rates=(Table("Loss by rate", (Column("group"), Column("0.001", numeric=True)), rates, names[0]),),
         caption=f"About {names[0]}.",

@@ -15,7 +15,10 @@ from mhsh.report import curves
 from mhsh.report.build import build_report
 from mhsh.report.files import to_json
 from mhsh.report.report import GROUPS, RUNS, Report, Table
+from mhsh.report.sentences import pooled_words
 from mhsh.storage.run_folder import HOLDER_FILE
+from mhsh.verdict.decision import Pooled
+from mhsh.verdict.estimate import Estimate
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
 from mhsh.verdict.tuning import tune
@@ -26,9 +29,10 @@ from tests.sweeps import write_sweep
 DEEP = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
 
 
-def report_of(paths: Sequence[str | Path], **options: Any) -> Report:
+def report_of(paths: Sequence[str | Path], margin: float = 0.0, **options: Any) -> Report:
     sections = load_experiment(paths).sections()
-    return build_report(*judge_page([compare(section, section=words, **options) for words, section in sections.items()]))
+    judged = judge_page([compare(section, section=words, **options) for words, section in sections.items()], margin)
+    return build_report(judged, margin=margin)
 
 
 def changes_in(report: Report) -> list[str]:
@@ -90,7 +94,7 @@ def test_a_title_names_the_best_by_how_much_and_how_sure_in_25_words(tmp_path: P
     admin, stuck = (cells(nine.results[0], row) for row in (1, 2))
     assert admin["caution"].text == "several things differ: head grouping and residual scheme"
     assert (stuck["validation loss"].text, stuck["validation loss"].note) == ("not trained", "ends at 3.244")
-    assert stuck["caution"].text == "3 of 3 runs did not train"
+    assert stuck["caution"].text.startswith("3 of 3 runs did not train; 7.8 loss spikes per 1,000 steps, to 8.775 at step")
     grid = [(heads, rate, warmup) for heads in (8, 4, 1) for rate in (1e-3, 2e-3) for warmup in (10, 20)]
     ends = {
         f"heads_per_layer-{heads}_learning_rate-{rate}_warmup_steps-{warmup}_seed-{seed}": 2.4 + 0.01 * place + 0.003 * seed * place
@@ -103,6 +107,40 @@ def test_a_title_names_the_best_by_how_much_and_how_sure_in_25_words(tmp_path: P
     report = report_of(sorted(tmp_path.iterdir()))
     assert "3x8 admin" in report.title and report.title.endswith("(one seed)")
     assert all(len(line.split()) <= 25 for line in (report.title, report.summary[0]))
+
+
+def test_a_row_has_its_decision_its_ratio_of_tokens_and_its_spikes(make_run: MakeRun) -> None:
+    """The deep shape reaches the shallow one's loss after a third more tokens, seed by seed."""
+    spike = [*[4.0] * 20, 9.0, *[3.0] * 29]
+    shapes = (("shallow", {}, [4.0] * 50, [2.9, 2.7, 2.5, 2.5, 2.5]), ("deep", DEEP, spike, [2.9, 2.8, 2.7, 2.5, 2.495]))
+    paths = [
+        make_run(
+            f"{name} {seed}", train, [end + 0.001 * seed for end in ends], model=model, training={"seed": seed, "num_steps": 50}
+        )
+        for name, model, train, ends in shapes
+        for seed in range(3)
+    ]
+    report = report_of(paths, margin=0.02)
+    deep = cells(report.results[0], 1)
+    assert deep["against the margin"].text in ("equivalent", "undecided") and report.margin == 0.02
+    assert deep["tokens to equal loss"].value == pytest.approx(4 / 3, rel=2e-3)
+    assert deep["tokens to equal loss"].words.startswith("1.33") and "\u00d7 to 1.33" in deep["tokens to equal loss"].note
+    assert deep["caution"].text.endswith("loss spikes per 1,000 steps, to 9.000 at step 21 of deep 2")
+    (stability,) = [table for table in report.tables if table.title == "Stability, not tested"]
+    assert (
+        cells(stability, 1)["spikes per 1,000 steps"].value == pytest.approx(20)
+        and cells(stability, 0)["the highest spike"].text == ""
+    )
+    assert any("margin" in rule for rule in report.rules) and not any("margin" in rule for rule in report_of(paths).rules)
+    assert "against the margin" not in [column.name for column in report_of(paths).results[0].columns]
+
+
+def test_a_pooled_finding_says_how_many_seeds_agree_and_whether_it_was_planned() -> None:
+    pooled = Pooled("1 head a layer", ("a", "b", "c"), Estimate(0.02, 0.009, 0.031, 3), 0.0, 32, 32, planned=False)
+    assert pooled_words(pooled) == (
+        "1 head a layer: over 3 sweeps (a, b and c) the difference is +0.020 (+0.009 to +0.031), random effects, post hoc; "
+        "32 of 32 pairs of seeds have its sign."
+    )
 
 
 def test_runs_that_train_are_shown_with_their_rate_and_no_problem(make_run: MakeRun) -> None:
@@ -137,7 +175,7 @@ def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
     assert report.curves is not None
     assert [group.averaged for group in report.curves.groups] == [True, False]
     assert cells(report.tables[0], 1)["trained"].text == "1 of 3" and cells(report.tables[0], 1)["difference"].mark == ""
-    states = [cells(report.tables[2], row)["state"].text for row in range(3, 6)]
+    states = [cells(report.tables[-1], row)["state"].text for row in range(3, 6)]
     assert states == ["trained", "diverged", "on the unigram plateau"]
     assert "b 1: the validation loss is not finite from step 30 on." in report.curves.notes
     assert [reference.label for reference in report.curves.references] == ["unigram entropy 3.000"]
@@ -195,7 +233,7 @@ def test_a_map_of_rates_has_the_means_over_the_seeds_that_choose(tmp_path: Path)
     axes = ["lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4"]
     write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends)
     tuned = tune(load_experiment([tmp_path / "sweep"]), "lr", choosing=2)
-    (rates,) = build_report(*judge_page([compare(tuned)])).rates
+    (rates,) = build_report(judge_page([compare(tuned)])).rates
     assert [column.name for column in rates.columns] == ["group", "0.001", "0.002", "0.004"]
     drawn = [(cell.value, cell.heat) for cell in rates.rows[0].full[1:]]
     assert drawn == [pytest.approx((loss + 0.01, ((loss - 2.4) / 0.3) ** 0.5)) for loss in curve.values()]

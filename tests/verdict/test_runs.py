@@ -27,7 +27,7 @@ from mhsh.report.build import build_report
 from mhsh.storage.outcome import LEFT, NO_METRICS
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.findings import compare
+from mhsh.verdict.findings import compare, judge_page
 from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, sound_metrics
 from tests.planted import lineage_of
 
@@ -207,7 +207,7 @@ def test_a_record_of_anybody_is_read_or_refused_in_a_line(make_run) -> None:
             check_recorded(folder.read_config(), folder.read_run(), path, REGISTRIES)
             experiment = load_experiment([path])
             if any(group.runs for group in experiment.groups):
-                build_report([compare(experiment)])
+                build_report(judge_page([compare(experiment)]))
             folder.lineage(3)
         except UserError as error:
             refused += 1
