@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _FORKS = multiprocessing.get_context("forkserver")
-_IMPORTED = ["mhsh.training.loop", "mhsh.cli.main", "mhsh.cli.start", "mhsh.cli.train", "ml_collections"]
+_IMPORTED = ["mhsh.training.loop", "mhsh.cli.main", "mhsh.cli.start", "mhsh.cli.train", "ml_collections", "gcsfs"]
 _FORKS.set_forkserver_preload([*_IMPORTED, "tests.forks"])
 gc.freeze()  # the server imports this module last: its forks need not copy what it has imported
 

@@ -31,14 +31,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.faults.forked import TOO_LONG, Ended, Server
-from benchmarks.faults.table import CACHE, CONFIG, ROOT, TIMINGS, one_line, write_text
+from benchmarks.faults.table import CONFIG, ROOT, TIMINGS, one_line, use_cache, write_text
 from tests.faulty_bucket import FaultyBucket
+from tests.forks import Fork
 
 FAULTS = (502, 503, 429, 401, "reset", "silent", "cut")
 ALONE = (401, "silent")  # one a run: the first ends it, the other takes half a minute
 PARTS = ("started", "resumed")
 STEPS, INTERVAL, LIMIT = 4, 2, 400.0  # LIMIT: seconds of one command
+TOO_LONG = -9
 SHORT = [
     *(flag for flag in CONFIG if "interval" not in flag and "num_steps" not in flag),
     f"--config.train.num_steps={STEPS}",
@@ -56,12 +57,19 @@ class Fault(NamedTuple):
     spacing: int  # that of the next is by so much larger
 
 
+class Ended(NamedTuple):
+    """How a command ended: its exit status (TOO_LONG: it was killed), and what it said."""
+
+    status: int
+    output: str
+    error: str
+
+
 class Place:
-    """A server of commands and a bucket of its own, with the proxy in front of it."""
+    """A bucket of its own, with the proxy in front of it."""
 
     def __init__(self, work: Path, number: int) -> None:
-        variables = CACHE | {"JAX_COMPILATION_CACHE_DIR": str(work / "compiled"), "NO_GCE_CHECK": "true"}
-        self.server, self.work = Server(variables), work / f"place-{number}"
+        self.work = work / f"place-{number}"
         self.port, self.trials = 18700 + os.getpid() % 900 + number * 1000, 0
         self.direct = f"http://127.0.0.1:{self.port}"
 
@@ -84,7 +92,6 @@ class Place:
         finally:
             emulator.terminate()
             emulator.wait()
-            self.server.close()
 
     def get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"{self.direct}/{path}", timeout=60) as answer:
@@ -106,8 +113,13 @@ class Place:
         self.trials += 1
         arguments = ["train", *SHORT, f"--config.data.source=text:{self.text}", f"--workdir=gs://runs/{run}"]
         address = self.proxy.address
-        variables = {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address}
-        return self.server.run(arguments, variables, self.work / f"{self.trials}", LIMIT)
+        process = Fork(arguments, os.environ | {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address})
+        try:
+            out, err = process.communicate(LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        return Ended(process.wait(), out, err)
 
     def trained(self, run: str, fault: Fault | None = None) -> tuple[Ended, list[str]]:
         """How `mhsh train` ends, and the requests that failed (without a fault: all)."""
@@ -212,7 +224,9 @@ class Table:
 def experiment(work: Path, faults: Sequence[int | str], spacing: int, runs: int, seed: int, workers: int) -> list[str]:
     """Prints a line a run, and the table; returns the runs with a problem."""
     work.mkdir(parents=True)
-    places = [Place(work, number) for number in range(workers)]  # they fork: before the first thread
+    use_cache(work)
+    os.environ["NO_GCE_CHECK"] = "true"
+    places = [Place(work, number) for number in range(workers)]
     text, free, table = write_text(work), queue.Queue[Place](), Table()
     with contextlib.ExitStack() as stack:
         for place in places:
