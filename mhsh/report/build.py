@@ -277,7 +277,7 @@ def _budgets(sections: Sequence[Section]) -> list[Points]:
         settings = {path: value for path, value in group.settings.items() if path not in (BUDGET, tuned)}
         named = [f"{path.split('.')[-1]} {value}" for path, value in settings.items()]
         several_alike = any(_shape(each) == _shape(group) and each is not group for each in section.groups)
-        words = [*[comparison.section[0]] * several, _shape(group), *named * several_alike]
+        words = [*comparison.section[:1] * several, _shape(group), *named * several_alike]
         name = ", ".join(words)
         looks.setdefault(name, (color, len([each for each, _ in looks.values() if each == color])))
         finding = comparison.findings[place]
