@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from mhsh.report.files import prepare_files
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import absolute, check_suffix, check_writable
 from mhsh.storage.questions import exists, is_dir
+from mhsh.sweep.folder import check_margin
 
 if TYPE_CHECKING:
     from mhsh.report.report import Report
@@ -33,7 +33,7 @@ class Question(NamedTuple):
     baseline: str | None = None
     treatment: Sequence[str] | None = None
     with_pretraining: bool = False
-    margin: float = 0.0
+    margin: float | None = None
 
 
 EXAMPLES = ("mhsh compare runs/6l4h_post_ln runs/24l1h_admin", "mhsh compare sweep --measure=bleu")
@@ -49,7 +49,7 @@ def run(
     baseline: str | None = None,
     treatment: str | None = None,
     with_pretraining: bool = False,
-    margin: float = 0.0,
+    margin: float | None = None,
     out: str | None = None,
     png: bool = False,
     paper: bool = False,
@@ -72,7 +72,8 @@ def run(
       baseline: the group, or a run of it, to compare with; the first by default
       treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept
       with_pretraining: count what the runs started from: steps, tokens, FLOPs and device seconds
-      margin: two groups are equivalent where their difference is surely within it, such as 0.02
+      margin: two groups are equivalent where their difference is surely within it, such as 0.02; by
+        default that of the sweeps' plans
       out: the page; report.html by default
       png: write the figures as PNG too
       paper: write report.pdf, all figures in a serif face, and report.tex, the table of results
@@ -85,8 +86,7 @@ def run(
     """
     if not paths:
         raise UserError("mhsh compare needs PATH; see mhsh compare --help")
-    if not 0 <= margin < math.inf:
-        raise UserError(f"--margin={margin} is no distance; give nats per predicted token, such as 0.02")
+    check_margin(margin)
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
     fields, meant = by.split(",") if by else (), treatment.split(",") if treatment else None
@@ -164,7 +164,7 @@ def _make_run_report(question: Question) -> Report:
     from mhsh.report.build import build_report
     from mhsh.verdict.experiment import load_experiment
     from mhsh.verdict.fairness import treatment_of
-    from mhsh.verdict.findings import compare, judge_page
+    from mhsh.verdict.findings import compare, judge_page, margin_of
     from mhsh.verdict.tuning import tune_sections
 
     experiment = load_experiment(question.paths, question.with_pretraining)
@@ -173,7 +173,8 @@ def _make_run_report(question: Question) -> Report:
     sections = tune_sections(experiment, question.by, question.over, question.choosing_seeds, question.measure)
     for words, section in sections.items():
         comparisons.append(compare(section, question.measure, question.target, question.baseline, treatment, words))
-    return build_report(judge_page(comparisons, question.margin), question.with_pretraining, question.margin)
+    margin = margin_of(experiment, question.margin)
+    return build_report(judge_page(comparisons, margin), question.with_pretraining, margin)
 
 
 def _watch(question: Question, port: int) -> int:

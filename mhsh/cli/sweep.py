@@ -27,7 +27,7 @@ from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
-from mhsh.sweep.folder import ENDED, FAILED, FINISHED, RUNNING, CellState, Choosing, Plan, SweepFolder
+from mhsh.sweep.folder import ENDED, FAILED, FINISHED, RUNNING, CellState, Choosing, Plan, SweepFolder, check_margin
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
@@ -50,6 +50,8 @@ def run(
     add_seeds: Count | None = None,
     over: str | None = None,
     choosing_seeds: int | None = None,
+    margin: float | None = None,
+    pooled: bool = False,
     refine: bool = False,
     dry_run: bool = False,
     parallel: Annotated[int, Parameter(validator=Number(gte=0))] = 1,
@@ -72,6 +74,8 @@ def run(
       over: train all values of this axis only on the choosing seeds, and the other seeds at each
         setting's best value
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
+      margin: that mhsh compare holds differences against, fixed before the runs, such as 0.02
+      pooled: plan that its difference is pooled with those of other sweeps
       refine: with --over, add values around the best until the grid hides little
       dry_run: print the plan and what it costs, and stop
       parallel: workers on this machine, which share the cores; 0: the plan alone
@@ -88,7 +92,8 @@ def run(
     # always have it.
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
-    plan = _plan(folder, config, axes, sample, add_seeds, over, choosing_seeds)
+    check_margin(margin)
+    plan = _judged(folder, _plan(folder, config, axes, sample, add_seeds, over, choosing_seeds), margin, pooled)
     if refine and plan.choosing is None:
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
@@ -113,6 +118,12 @@ def run(
         return 0
     _write_report(folder)
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
+
+
+def _judged(folder: SweepFolder, plan: Plan, margin: float | None, pooled: bool) -> Plan:
+    """The plan with how its difference is judged, which a folder that has one keeps."""
+    held = folder.read_plan() if folder.has_plan() else plan
+    return replace(plan, margin=held.margin if margin is None else margin, pooled=pooled or held.pooled)
 
 
 def _plan(
@@ -231,7 +242,8 @@ def _refined(folder: SweepFolder, plan: Plan) -> Plan | None:
     if not added:
         return None
     print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
-    return make_plan(_with_values(plan.axes, field_of(over), added), plan.fields, plan.choosing)
+    refined = make_plan(_with_values(plan.axes, field_of(over), added), plan.fields, plan.choosing)
+    return replace(refined, margin=plan.margin, pooled=plan.pooled)
 
 
 def _with_values(axes: Sequence[Axis], path: str, values: Iterable[Value]) -> tuple[Axis, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import time
@@ -91,6 +92,8 @@ class _PlanFile(Struct):
     axes: list[_PlanAxis]
     cells: list[_PlanCell]
     choosing: Choosing | None = None
+    margin: Annotated[float, Meta(ge=0)] | None = None
+    pooled: bool = False
     fields: dict[str, dict[str, Any]] = {}
     history: list[Addition] = []
 
@@ -105,6 +108,8 @@ class Plan:
     fields: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # of the config that the axes vary
     history: tuple[Addition, ...] = dataclasses.field(default=(), compare=False)
     writer: str = dataclasses.field(default=str(WRITER["mhsh"]), compare=False)  # the version of mhsh
+    margin: float | None = None  # that differences are held against, in the unit of the measure
+    pooled: bool = False  # whether its difference is meant to be pooled with those of other sweeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,10 +259,11 @@ class SweepFolder:
 
     def _check_holds_part_of(self, plan: Plan, held: Plan) -> None:
         wanted = {cell.name: cell.config for cell in plan.cells}
-        if held.choosing and held.choosing != plan.choosing:
+        # A margin that is given after the runs is none that was fixed beforehand.
+        if held.choosing not in (None, plan.choosing) or (held.margin, held.pooled) != (plan.margin, plan.pooled):
             raise UserError(
-                f"{self.path} was planned with {_flags(held.choosing)}, and what chooses is not changed afterwards; give that, "
-                "or choose another --workdir"
+                f"{self.path} was planned with {_flags(held) or 'no --margin'}, and how a sweep is judged is not changed "
+                "afterwards; give that, or choose another --workdir"
             )
         for cell in held.cells:
             if cell.name not in wanted:
@@ -270,6 +276,12 @@ class SweepFolder:
                     f"{self.path} holds a sweep of another config (cell {cell.name}: "
                     f"{format_differences(cell.config, wanted[cell.name])}); choose another --workdir, or that config"
                 )
+
+
+def check_margin(margin: float | None) -> None:
+    """Raises UserError where a margin that was given is no distance."""
+    if margin is not None and not 0 <= margin < math.inf:
+        raise UserError(f"--margin={margin:g} is no distance; give one in the unit of the measure, such as 0.02")
 
 
 def _holds_anything(folder: epath.Path) -> bool:
@@ -291,7 +303,7 @@ def _read_plan(content: bytes, path: str) -> Plan:
     chosen = replace(plan.choosing, over=current_path(plan.choosing.over, version)) if plan.choosing else None
     base = current_fields(plan.fields, version)[0]
     cells = tuple(_read_cell(cell, path, version) for cell in plan.cells)
-    return Plan(axes, cells, chosen, base, tuple(plan.history), str(fields.get("mhsh")))
+    return Plan(axes, cells, chosen, base, tuple(plan.history), str(fields.get("mhsh")), plan.margin, plan.pooled)
 
 
 def _read_cell(cell: _PlanCell, path: str, version: int) -> Cell:
@@ -311,15 +323,19 @@ def _with_addition(held: Plan | None, plan: Plan, command: str) -> list[Addition
     return [*history, Addition(time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), command, values, count)]
 
 
-def _flags(choosing: Choosing) -> str:
-    seeds = "" if choosing.seeds is None else f" --choosing-seeds={choosing.seeds}"
-    return f"--over={choosing.over}{seeds}"
+def _flags(plan: Plan) -> str:
+    flags = [f"--over={plan.choosing.over}"] if plan.choosing else []
+    flags += [f"--choosing-seeds={plan.choosing.seeds}"] if plan.choosing and plan.choosing.seeds is not None else []
+    flags += [f"--margin={plan.margin:g}"] if plan.margin is not None else []
+    return " ".join([*flags, *["--pooled"] * plan.pooled])
 
 
 def _plan_fields(plan: Plan, history: Collection[Addition]) -> dict[str, Any]:
     return {
         **WRITER,
         "choosing": msgspec.to_builtins(plan.choosing),
+        "margin": plan.margin,
+        "pooled": plan.pooled,
         "history": msgspec.to_builtins(list(history)),
         "fields": {section: dict(values) for section, values in plan.fields.items()},
         "axes": [{"path": axis.path, "values": list(axis.values)} for axis in plan.axes],

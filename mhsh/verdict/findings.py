@@ -169,6 +169,19 @@ def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
     return Page(judged, changes, _pooled(judged))
 
 
+def margin_of(experiment: Experiment, asked: float | None = None) -> float:
+    """The margin that was asked for, else that of the sweeps' plans, else 0.
+
+    Raises:
+      UserError: the plans have several.
+    """
+    planned = {plan.margin for plan in experiment.plans.values() if plan.margin is not None}
+    if asked is None and len(planned) > 1:
+        several = format_list([f"{margin:g}" for margin in sorted(planned)])
+        raise UserError(f"the plans of these sweeps have several margins, {several}; choose one with --margin")
+    return asked if asked is not None else next(iter(planned), 0.0)
+
+
 def _judged(comparison: Comparison, tested: Sequence[tuple[int, Estimate]], tests: int, margin: float) -> Comparison:
     findings = [
         found and dataclasses.replace(found, ranks=None if found.ranks is None else min(1.0, tests * found.ranks))
@@ -271,8 +284,10 @@ def _pooled(comparisons: Sequence[Comparison]) -> list[Pooled]:
             continue
         pairs = [value for each, place, _ in of for value in _differences(each, place).values()]
         same = sum(value * together[0].mean > 0 for value in pairs)
+        plans = [each.experiment.plans.get(each.experiment.groups[place].sweep) for each, place, _ in of]
+        planned = all(plan is not None and plan.pooled for plan in plans)
         relation, names = _relation(of[0][0], of[0][1]), tuple(each.name for each, _, _ in of)
-        found.append(Pooled(relation, names, *together, same, len(pairs), planned=False))
+        found.append(Pooled(relation, names, *together, same, len(pairs), planned))
     return found
 
 

@@ -30,6 +30,7 @@ from mhsh.verdict.findings import (
     Comparison,
     compare,
     judge_page,
+    margin_of,
 )
 from mhsh.verdict.outcomes import LOSS, Values, measure_all, sampling_error
 from mhsh.verdict.tuning import tune, tune_sections
@@ -367,6 +368,31 @@ def test_a_sweep_is_judged_as_it_was_planned(tmp_path):
         assert [len(group.members) for group in comparison.experiment.groups] == [seeds, seeds]
     assert len(compared([sweep.path], over="none")[0].experiment.groups) == 8
     assert [len(each.experiment.groups) for each in compared([sweep.path], by=["lr"])] == [4, 4]
+
+
+def test_a_margin_and_pooling_are_as_planned(tmp_path):
+    sweeps = [SweepFolder(heads(tmp_path / name, SHALLOW, DEEP)) for name in ("a", "b", "c")]
+    plans = [dataclasses.replace(sweep.read_plan(), margin=0.02, pooled=True) for sweep in sweeps]
+    for sweep, plan in zip(sweeps, plans, strict=True):
+        with pytest.raises(UserError, match=r"was planned with no --margin, and how a sweep is judged is not changed"):
+            sweep.open_for(plan)  # the runs are there
+        (sweep.path / "plan.json").unlink()
+        for name in ("ends", "logs", "runs"):
+            shutil.move(sweep.path / name, tmp_path / name)
+        sweep.open_for(plan)
+        for name in ("ends", "logs", "runs"):
+            shutil.rmtree(sweep.path / name)
+            shutil.move(tmp_path / name, sweep.path / name)
+    experiment = load_experiment([sweep.path for sweep in sweeps])
+    assert margin_of(experiment) == 0.02 and margin_of(experiment, 0.1) == 0.1
+    sections = experiment.sections()
+    page = judge_page([compare(section, section=words) for words, section in sections.items()], 0.02)
+    assert [finding.decision.words for each in page.comparisons for finding in each.findings if finding and finding.decision] == [
+        HIGHER
+    ] * 3
+    (pooled,) = page.pooled
+    assert (pooled.planned, pooled.same_sign, pooled.pairs, pooled.sections) == (True, 15, 15, ("a", "b", "c"))
+    assert pooled.estimate.mean == pytest.approx(0.0496) and pooled.between == 0
 
 
 def test_a_sweep_of_one_rate_among_several_has_no_bound(tmp_path):
