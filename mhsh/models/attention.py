@@ -98,7 +98,8 @@ class MultiHeadAttention(nn.Module):
         if not self.is_initializing():  # which traces rows of any length, on any device
             seed, out_seed = unstacked(seeds, 2)
             if config.attention_implementation == "cudnn":
-                return self._out(cudnn_attention(*self._project_all(x, source, rotation), mask.dense), out_seed)
+                context = cudnn_attention(*self._project_all(x, source, rotation), mask.dense)
+                return self._out(checkpoint_name(context, "context"), out_seed)
             if takes_kernels(config) and not fused.uncovered(config):
                 return self._out(self._attend_fused(x, source, mask, seed, rotation), out_seed)
         return self.attend(*self._project_all(x, source, rotation), mask.dense, seeds)
@@ -138,7 +139,8 @@ class MultiHeadAttention(nn.Module):
         probabilities = dropout(probabilities, config.attention_dropout, probabilities_seed)
         # With the factors in the other order XLA's CPU backend takes three times as long where T is
         # small.
-        return self._out(jnp.einsum("BSNH,BNTS->BTNH", value, probabilities), out_seed)
+        context = jnp.einsum("BSNH,BNTS->BTNH", value, probabilities)
+        return self._out(checkpoint_name(context, "context"), out_seed)
 
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""
@@ -190,7 +192,6 @@ class MultiHeadAttention(nn.Module):
 
     def _out(self, context: Float[Array, "B T N H"], seed: Seed) -> Branch:
         dtype = jnp.dtype(self.config.compute_dtype)
-        context = checkpoint_name(context, "context")
         # In the order of the axes: einsum sums over H before N, as letters, and XLA transposes the
         # kernel for that.
         out = jnp.tensordot(context, self.out_kernel.astype(dtype), 2)

@@ -29,7 +29,7 @@ from mhsh.models.kernels.select import is_interpreted
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
 _LOWEST = _HIDDEN / 2
 
-# Sides of blocks, by what the registers hold (tests/models/kernels/test_attention_kernels.py asks
+# Sides of blocks, by what the registers hold (tests/models/kernels/test_attention.py asks
 # the compiler) and what tensor cores multiply.
 _WHOLE = 128  # rows up to here are one block in the backward pass
 _BLOCK = 64
@@ -143,11 +143,9 @@ def _forward(heads: Any, segments: Any, seed: Array, form: _Form) -> tuple[Array
     if not form.whole:
         shapes.append(jax.ShapeDtypeStruct((rows, form.num_heads, form.num_queries), jnp.float32))
     results = _call(_forward_kernel, form, (rows, form.num_heads, form.query_blocks), shapes, (*heads, *segments, seed))
-    if form.whole:
-        return results[0], (heads, segments, seed, ())
-    # Saved by the same policies as any "context" (models.transformer.REMAT_POLICIES).
+    # Here, so that policies of rematerialisation save what `_backward` reads (REMAT_POLICIES).
     results = [checkpoint_name(result, "context") for result in results]
-    return results[0], (heads, segments, seed, results)
+    return results[0], (heads, segments, seed, () if form.whole else results)
 
 
 def _backward(form: _Form, saved: Any, gradient: Array) -> tuple[Any, None, None]:

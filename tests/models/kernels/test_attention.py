@@ -11,6 +11,7 @@ import pytest
 
 from mhsh.models.dropout import dropout
 from mhsh.models.kernels.attention import attention
+from mhsh.models.transformer import REMAT_POLICIES
 from tests.models.kernels.compiled import NO_COMPILER, registers
 
 SEED = jnp.array([3, 9], jnp.uint32)
@@ -133,6 +134,19 @@ def test_the_mask_is_that_of_xla_element_by_element(case):
     np.testing.assert_array_equal(told > 0, mask.reshape(rows, keys[2], readers, length, length).any(2))
 
 
+@pytest.mark.parametrize(("case", "count"), [(WHOLE, 1), (BLOCKS, 2)], ids=["whole", "blocks"])
+def test_projections_save_all_that_the_backward_pass_reads(case, count, capsys):
+    """Of the kernel's own results: the output, and of longer rows the sums of each query."""
+    *heads, _, of_queries, of_keys = map(jnp.asarray, arguments(case))
+
+    def loss(*heads):
+        return jnp.square(attention(heads, (of_queries, of_keys), SEED, rate=RATE)).sum()
+
+    jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(loss, policy=REMAT_POLICIES["projections"]), *heads)
+    saved = [line for line in capsys.readouterr().out.splitlines() if "from a constant" not in line]
+    assert len(saved) == 3 + count and sum("named 'context'" in line for line in saved) == count
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [WHOLE, BLOCKS], ids=["whole", "blocks"])
 def test_bf16_is_as_exact_as_xla(case, error):
@@ -187,6 +201,8 @@ def test_the_registers_of_an_h200_hold_the_blocks(length, num_heads, kv_heads, h
     used = registers(
         both, tuple(heads), jax.ShapeDtypeStruct((2, length), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.uint32), gradient
     )
+    if not used:
+        pytest.skip("without a device this release of XLA does not compile kernels to the end")
     assert {name: spilled for name, (_, spilled) in used.items()} == {
         "attention_forward": 0,
         "attention_whole" if whole else "attention_blocks": 0,
