@@ -94,7 +94,8 @@ class _Form(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether a program of the backward pass sees all that a head of keys takes part in."""
-        return max(self.num_queries, self.num_keys) <= _WHOLE and self.num_heads == self.kv_heads
+        fits = max(self.num_queries, self.num_keys) <= _WHOLE and self.width == _LEAST_WIDTH
+        return fits and self.num_heads == self.kv_heads
 
     @property
     def query_block(self) -> int:
@@ -154,7 +155,7 @@ def _backward(form: _Form, saved: Any, gradient: Array) -> tuple[Any, None, None
     operands, rows = (*heads, *segments, seed, gradient), gradient.shape[0]
     if form.whole:
         form = form._replace(most_queries=_WHOLE)
-        return tuple(_call(_whole_kernel, form, (rows, form.num_heads), shapes, operands, num_warps=8)), None, None
+        return tuple(_call(_whole_kernel, form, (rows, form.num_heads, 1), shapes, operands, num_warps=8)), None, None
     out, log_sums = results
     means = jnp.einsum("BTNH,BTNH->BNT", gradient, out, preferred_element_type=jnp.float32)
     form = form._replace(most_queries=_BLOCK if form.width == _LEAST_WIDTH else _BLOCK // 2)
@@ -205,7 +206,7 @@ class _Row:
         self.first_row, *heads, self.query_segments, self.key_segments, self.seed = refs
         self.query, self.key, self.value = _heads(form, heads)
 
-    def queries(self, number: Array | int, head: Array) -> _Queries:
+    def queries(self, number: Array, head: Array) -> _Queries:
         form = self.form
         rows = _place(self.row, number, form.query_block, form.num_queries, self.query_segments)
         # Of the rows of the weights [B,N,T,S].
@@ -213,7 +214,7 @@ class _Row:
         states = row_states((self.seed[0], self.seed[1]), self.first_row[0] + numbers.astype(jnp.uint32))
         return _Queries(rows, states, self.query.load(form, self.row, head, rows))
 
-    def keys(self, number: Array | int, head: Array) -> _Keys:
+    def keys(self, number: Array, head: Array) -> _Keys:
         form = self.form
         columns = _place(self.row, number, form.key_block, form.num_keys, self.key_segments)
         return _Keys(columns, self.key.load(form, self.row, head, columns), self.value.load(form, self.row, head, columns))
@@ -254,8 +255,8 @@ def _whole_kernel(form: _Form, *refs: Any) -> None:
     """
     count = form.num_operands
     row, gradient, outs = _Row(form, refs[:count]), _Heads(refs[count]), _heads(form, refs[count + 1 :])
-    head = pl.program_id(1)
-    queries, keys = row.queries(0, head), row.keys(0, head)
+    head, number = pl.program_id(1), pl.program_id(2)
+    queries, keys = row.queries(number, head), row.keys(number, head)
     of_out = gradient.load(form, row.row, head, queries.rows)
     scores = _scores(form, queries, keys, 0)
     weights = jnp.exp2(scores - jnp.maximum(jnp.max(scores, axis=0), _LOWEST))
@@ -362,7 +363,7 @@ class _Place(NamedTuple):
     segments: Array  # 0 there
 
 
-def _place(row: Array, number: Array | int, size: int, length: int, segments: Any) -> _Place:
+def _place(row: Array, number: Array, size: int, length: int, segments: Any) -> _Place:
     places = number * size + jnp.arange(size, dtype=jnp.int32)
     block, inside = pl.ds(number * size, size), places < length
     return _Place(block, places, inside, _load(segments.at[row, block], inside))
@@ -383,7 +384,9 @@ class _Heads(NamedTuple):
 
     def _part(self, form: _Form, row: Array, head: Array, place: _Place) -> tuple[Any, Array]:
         inside = place.inside[:, None] & (jnp.arange(form.width, dtype=jnp.int32) < form.head_dim)[None, :]
-        return self.ref.at[row, place.block, self.first + head, pl.ds(0, form.width)], inside
+        # A block may be wider than the head: as long as jax does not see where it starts.
+        columns = pl.ds(jnp.zeros((), jnp.int32), form.width)
+        return self.ref.at[row, place.block, self.first + head, columns], inside
 
 
 def _heads(form: _Form, arrays: Sequence[Any]) -> tuple[_Heads, _Heads, _Heads]:
