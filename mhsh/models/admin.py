@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import MODELS, by_xla
-from mhsh.models.residual import AdminProfile
-from mhsh.models.types import SUBLAYERS, Batch
+from mhsh.models.layers import LayerNorm
+from mhsh.models.residual import Residual, Stream
+from mhsh.models.sublayer import Sublayer
+from mhsh.models.types import SUBLAYERS, Batch, Stack
+
+
+class Profile(NamedTuple):
+    """What Admin's profiling pass hands from sublayer to sublayer."""
+
+    omega: Float[Array, ""]  # of the next sublayer
+    real: Bool[Array, "B T"]  # False at padding, which no variance includes
+
+
+class AdminProfile(Residual):
+    """Admin's profiling pass: the same sum, with omega from the outputs of the sublayers before.
+
+    omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})] (arXiv 2004.08249, section
+    4.2), with fp32 variances over all elements that are not padding. The LayerNorm parameters are
+    Admin's; each omega is sown in the collection `omega`.
+    """
+
+    @classmethod
+    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
+        del config, stack
+        return Stream(x, Profile(jnp.ones((), jnp.float32), real))
+
+    @nn.compact
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        profile = stream.carried
+        assert isinstance(profile, Profile), "a profiling pass starts from AdminProfile.start"
+        branch = sublayer(stream.x)
+        shortcut = profile.omega.astype(stream.x.dtype) * stream.x
+        self.sow("omega", "omega", profile.omega)
+        following = jnp.sqrt(real_variance(shortcut, profile.real) + real_variance(branch, profile.real))
+        x = LayerNorm(self.config, name="norm")(shortcut + branch.astype(stream.x.dtype))
+        return Stream(x, Profile(following, profile.real))
 
 
 def is_profiled(config: ModelConfig) -> bool:
@@ -55,3 +90,9 @@ def read_omega(params: Any) -> dict[str, Float[Array, "_ _ D"]]:
         for stack, names in SUBLAYERS.items()
         if stack in params
     }
+
+
+def real_variance(x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """The fp32 variance of all elements of `x` where `real` is True."""
+    x = x.astype(jnp.float32)
+    return jnp.var(x, where=jnp.broadcast_to(real[:, :, None], x.shape))

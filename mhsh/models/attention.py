@@ -15,10 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import current_platform
-from mhsh.models.dropout import Branch, Seed, Seeds, dropout, unstacked
+from mhsh.models.dropout import Seed, Seeds, dropout, unstacked
 from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import HeadNorm, Rotation, bias_param, kernel_init, turned
+from mhsh.models.sublayer import Branch
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
 # finite.

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.entries import add_residual
 from mhsh.config.schema import ModelConfig
 from mhsh.models.layers import LayerNorm, normalize
-from mhsh.models.residual import Residual, Stream, Sublayer, Weights
+from mhsh.models.residual import Residual, Stream, Weights
+from mhsh.models.sublayer import Sublayer
 from mhsh.models.types import SUBLAYERS, Stack
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +28,6 @@ def dropout(x: Float[Array, "*rows C"], rate: float, seed: Seed) -> Float[Array,
     recomputes it.
     """
     return x if seed is None or rate == 0.0 else _dropped(x, seed, rate)
-
-
-class Branch(NamedTuple):
-    """What a sublayer adds to the stream, in the parts that a kernel puts together with it."""
-
-    product: Float[Array, "B T D"]  # with the sublayer's last kernel
-    bias: Float[Array, " D"]  # as the parameter is
-    seed: Seed  # of the dropout that follows; None: nothing is dropped
-
-    def output(self, rate: float) -> Float[Array, "B T D"]:
-        """All of it."""
-        return dropout(self.product + self.bias.astype(self.product.dtype), rate, self.seed)
 
 
 def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:

@@ -20,8 +20,9 @@ from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.bert import Bert, Embeddings, PredictionHead
 from mhsh.models.devices import current_platform
 from mhsh.models.layers import Rotation, rotation, turned
-from mhsh.models.residual import Residual, Stream, Sublayer
+from mhsh.models.residual import Residual, Stream
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
+from mhsh.models.sublayer import Sublayer
 from mhsh.models.transformer import DecoderLayer, EncoderLayer, end_of_stack
 from mhsh.models.types import Batch, Stack, decoder_stack, encoder_stack
 

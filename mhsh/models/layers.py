@@ -18,7 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.dropout import Branch, Seeds, dropout, unstacked
+from mhsh.models.dropout import Seeds, dropout, unstacked
+from mhsh.models.sublayer import Branch
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions

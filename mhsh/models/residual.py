@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,37 +13,11 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config.entries import Variant, add_residual
 from mhsh.config.schema import ModelConfig
-from mhsh.models.dropout import Branch
 from mhsh.models.kernels.residual import add_and_norm, copies, uncovered
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import LayerNorm
+from mhsh.models.sublayer import Branch, ModuleSublayer, Sublayer
 from mhsh.models.types import SUBLAYERS, Stack
-
-# A sublayer f with its dropout.
-Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class ModuleSublayer:
-    """The sublayer that a module is, with what it reads besides the stream."""
-
-    module: Any  # attention or feed-forward
-    arguments: tuple[Any, ...]
-    drops: bool  # whether dropout is on
-
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.module(x, *self.arguments)
-
-    def branch(self, x: Float[Array, "B T D"]) -> Branch:
-        """The same in parts."""
-        return self.module.branch(x, *self.arguments)
-
-
-class Profile(NamedTuple):
-    """What Admin's profiling pass hands from sublayer to sublayer."""
-
-    omega: Float[Array, ""]  # of the next sublayer
-    real: Bool[Array, "B T"]  # False at padding, which no variance includes
 
 
 class Stream(NamedTuple):
@@ -122,24 +95,25 @@ class Weights(nn.Module):
 
 
 class NormedSum(Residual):
-    """LN(w * x + f(x)) with a weight w, a number or a vector [D]. A kernel also makes a copy of the
-    stream in the compute dtype, which the next sublayer reads.
-    """
+    """LN(w * x + f(x)), w a number or [D]. The next sublayer reads a kernel's copy of the stream."""
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
         del stack, real
         return Stream(x, x.astype(config.compute_dtype) if cls.is_fused(config) and copies(config) else None)
 
-    def weighted(self, norm: LayerNorm, weight: Float[Array, " D"] | float, stream: Stream, sublayer: Sublayer) -> Stream:
+    def setup(self) -> None:
+        self.norm = LayerNorm(self.config)
+
+    def weighted(self, weight: Float[Array, " D"] | float, stream: Stream, sublayer: Sublayer) -> Stream:
         """The stream after a sublayer."""
-        x, config = stream.x, self.config
+        x, norm, config = stream.x, self.norm, self.config
         if not self.is_fused(config):
             return Stream(norm(jnp.asarray(weight, x.dtype) * x + sublayer(x).astype(x.dtype)), None)
         assert isinstance(sublayer, ModuleSublayer), "only training has kernels"
-        read = x if stream.carried is None else stream.carried
+        read = stream.carried if copies(config) else x
         y, copy = add_and_norm(config, x, read, sublayer.branch(read), norm.scale, norm.bias, weight, normed_stream=True)
-        return Stream(y, None if stream.carried is None else copy)
+        return Stream(y, copy if copies(config) else None)
 
 
 @add_residual("post_ln", label="Post-LN", formula=r"\mathrm{LN}(x + f(x))", growth="O(n)", source="arXiv 2004.08249, section 4.1")
@@ -148,11 +122,8 @@ class PostLN(NormedSum):
 
     fused: ClassVar[bool] = True
 
-    def setup(self) -> None:
-        self.norm = LayerNorm(self.config)
-
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return self.weighted(self.norm, 1.0, stream, sublayer)
+        return self.weighted(1.0, stream, sublayer)
 
 
 @add_residual(
@@ -178,10 +149,7 @@ class PreLN(Residual):
 
     @classmethod
     def uncovered(cls, config: ModelConfig) -> str:
-        """As of every scheme. Groups that are gathered by themselves hand no seeds on, as the
-        gradient of what they hand on is added up.
-        """
-        gathered = config.remat_policy == "gathered_groups"
+        gathered = config.remat_policy == "gathered_groups"  # a seed, which is handed on, has no gradient
         return "model.remat_policy = gathered_groups hands no seeds on" if gathered else super().uncovered(config)
 
     @nn.compact
@@ -193,7 +161,7 @@ class PreLN(Residual):
             return Stream(x + sublayer(norm(x)).astype(x.dtype), stream.carried)
         x, normed = add_and_norm(config, x, x, stream.carried, norm.scale, norm.bias, 1.0, normed_stream=False)
         branch = sublayer.branch(normed)
-        return Stream(x, branch._replace(seed=stream.carried.seed if branch.seed is None else branch.seed))
+        return Stream(x, branch._replace(seed=branch.seed if sublayer.drops else stream.carried.seed))
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
@@ -226,13 +194,13 @@ class Admin(NormedSum):
     decayed: ClassVar[Mapping[str, bool]] = {"omega": False}
 
     def setup(self) -> None:
+        super().setup()
         start = closed_form_omega(self.config.admin_omega, self.stack.num_sublayers)
         init = nn.with_logical_partitioning(nn.initializers.constant(start), ("embed",))
         self.omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)))
-        self.norm = LayerNorm(self.config)
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return self.weighted(self.norm, self.omega, stream, sublayer)
+        return self.weighted(self.omega, stream, sublayer)
 
 
 @add_residual(
@@ -254,12 +222,9 @@ class DeepNorm(NormedSum):
     def init_gain(cls, stack: Stack) -> float:
         return deepnorm_constants(stack)[1]
 
-    def setup(self) -> None:
-        self.norm = LayerNorm(self.config)
-
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         alpha, _ = deepnorm_constants(self.stack)
-        return self.weighted(self.norm, alpha, stream, sublayer)
+        return self.weighted(alpha, stream, sublayer)
 
 
 @add_residual(
@@ -406,31 +371,6 @@ class HybridNorm(Residual):
         return Stream(x + sublayer(x).astype(x.dtype), None)
 
 
-class AdminProfile(Residual):
-    """Admin's profiling pass: the same sum, with omega from the outputs of the sublayers before.
-
-    omega_1 = 1, omega_{i+1}^2 = Var[omega_i x_{i-1}] + Var[f_i(x_{i-1})] (arXiv 2004.08249, section
-    4.2), with fp32 variances over all elements that are not padding. The LayerNorm parameters are
-    Admin's; each omega is sown in the collection `omega`.
-    """
-
-    @classmethod
-    def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del config, stack
-        return Stream(x, Profile(jnp.ones((), jnp.float32), real))
-
-    @nn.compact
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        profile = stream.carried
-        assert isinstance(profile, Profile), "a profiling pass starts from AdminProfile.start"
-        branch = sublayer(stream.x)
-        shortcut = profile.omega.astype(stream.x.dtype) * stream.x
-        self.sow("omega", "omega", profile.omega)
-        following = jnp.sqrt(real_variance(shortcut, profile.real) + real_variance(branch, profile.real))
-        x = LayerNorm(self.config, name="norm")(shortcut + branch.astype(stream.x.dtype))
-        return Stream(x, Profile(following, profile.real))
-
-
 def depth_multiple(config: ModelConfig) -> float:
     """L / L0 of CompleteP: 1 where model.base_layers is 0."""
     return config.num_layers / (config.base_layers or config.num_layers)
@@ -457,9 +397,3 @@ def deepnorm_constants(stack: Stack) -> tuple[float, float]:
         return 0.81 * root, 0.87 / root
     n = stack.num_sublayers  # 2N of an encoder, 3M of a decoder
     return n**0.25, (4 * n) ** -0.25
-
-
-def real_variance(x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """The fp32 variance of all elements of `x` where `real` is True."""
-    x = x.astype(jnp.float32)
-    return jnp.var(x, where=jnp.broadcast_to(real[:, :, None], x.shape))

@@ -16,8 +16,9 @@ from mhsh.models.attention import AttentionMask, MultiHeadAttention, attention_m
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
-from mhsh.models.residual import ModuleSublayer, Residual, Stream
+from mhsh.models.residual import Residual, Stream
 from mhsh.models.streamed import streamed
+from mhsh.models.sublayer import ModuleSublayer
 from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
 from mhsh.models.vectors import packed, packing, unpacked
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from mhsh.config.entries import SCHEMES
+from mhsh.models.admin import real_variance
+from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.residual import Stream, closed_form_omega, deepnorm_constants, real_variance
+from mhsh.models.residual import Stream, closed_form_omega, deepnorm_constants
 from mhsh.models.transformer import Encoder, EncoderContext, EncoderLayer
 from mhsh.models.types import Stack, decoder_stack, encoder_stack
 from tests.models.plain import JOINS, norm
@@ -194,7 +196,7 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     stream = SCHEMES[residual].residual.start(
         config, encoder_stack(config), jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool)
     )
-    context = EncoderContext(jnp.ones((1, 1, 4, 4), bool), None)
+    context = EncoderContext(attention_mask(jnp.ones((1, 4), int), causal=False), None)
     seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, context), first)
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
     assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype

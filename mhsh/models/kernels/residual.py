@@ -27,8 +27,9 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import shard_index
-from mhsh.models.dropout import Branch, drop, keep, row_states
+from mhsh.models.dropout import drop, keep, row_states
 from mhsh.models.kernels.select import is_interpreted
+from mhsh.models.sublayer import Branch
 
 WIDEST = 4096  # columns of a row that the registers hold, with all that is computed of them
 _PARAMS = triton.CompilerParams(num_warps=8, num_stages=2)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhsh.models.dropout import Branch, dropout
+from mhsh.models.dropout import dropout
 from mhsh.models.kernels.residual import add_and_norm, uncovered
 from mhsh.models.kernels.select import anywhere
 from mhsh.models.layers import normalize
+from mhsh.models.sublayer import Branch
 from mhsh.training.sharding import put_batch
 from tests.models.kernels.compiled import NO_COMPILER, registers
 from tests.training.batches import random_batch

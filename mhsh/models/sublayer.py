@@ -1,0 +1,42 @@
+"""A sublayer as a residual scheme calls it: whole, or in the parts that a kernel puts together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+from mhsh.models.dropout import Seed, dropout
+
+# A sublayer f with its dropout.
+Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
+
+
+class Branch(NamedTuple):
+    """What a sublayer adds to the stream, in the parts that a kernel puts together with it."""
+
+    product: Float[Array, "B T D"]  # with the sublayer's last kernel
+    bias: Float[Array, " D"]  # as the parameter is
+    seed: Seed  # of the dropout that follows; None: nothing is dropped
+
+    def output(self, rate: float) -> Float[Array, "B T D"]:
+        """All of it."""
+        return dropout(self.product + self.bias.astype(self.product.dtype), rate, self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSublayer:
+    """The sublayer that a module is, with what it reads besides the stream."""
+
+    module: Any  # attention or feed-forward
+    arguments: tuple[Any, ...]
+    drops: bool  # whether dropout is on
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.module(x, *self.arguments)
+
+    def branch(self, x: Float[Array, "B T D"]) -> Branch:
+        """The same in parts."""
+        return self.module.branch(x, *self.arguments)
