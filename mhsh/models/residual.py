@@ -95,7 +95,7 @@ class Weights(nn.Module):
 
 
 class NormedSum(Residual):
-    """LN(w * x + f(x)), w a number or [D]. The next sublayer reads a kernel's copy of the stream."""
+    """LN(w * x + f(x)), w a number or [D]. The next sublayer reads the copy that a kernel makes."""
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
