@@ -72,8 +72,7 @@ def run(
       baseline: the group, or a run of it, to compare with; the first by default
       treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept
       with_pretraining: count what the runs started from: steps, tokens, FLOPs and device seconds
-      margin: two groups are equivalent where their difference is surely within it, such as 0.02; by
-        default that of the sweeps' plans
+      margin: groups are equivalent if they surely differ by less; by default as the plans say
       out: the page; report.html by default
       png: write the figures as PNG too
       paper: write report.pdf, all figures in a serif face, and report.tex, the table of results
@@ -98,13 +97,8 @@ def run(
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")
     page = "report.html" if out is None else out
-    check_suffix(
-        "--out",
-        page,
-        "this is the page; beside it lie .json, .md, .csv and .svg (with --png .png, with --paper .pdf, .tex)",
-        ".html",
-        ".htm",
-    )
+    beside = "this is the page; beside it lie .json, .md, .csv and .svg (with --png .png, with --paper .pdf, .tex)"
+    check_suffix("--out", page, beside, ".html", ".htm")
     check_writable("--out", page)
     return 2 if write_report(question, Path(page), png, paper).problems else 0
 

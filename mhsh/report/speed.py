@@ -196,7 +196,7 @@ def _measurements_table(measured: Sequence[Measurement]) -> Table:
         # A shape that two others are set against has a row for each of these.
         for ratio in [(_cell(ratio, _format_ratio), other.shape) for other, ratio in row.faster] or [("", "")]:
             rows.append(Row((row.shape, _noun(row.kind), *sizes, time, *ratio, *costs, row.device, row.file)))
-    note = "Behind each number stands its interval. A ratio above 1: this shape is faster than the other one."
+    note = "Intervals follow the values. A ratio above 1: this shape is faster than the other one."
     return Table("Time, throughput and memory", columns, tuple(rows), note).without_empty_columns()
 
 

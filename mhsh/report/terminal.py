@@ -45,15 +45,10 @@ def print_table(table: Table, console: Console) -> None:
     console.print(_draw(table))
 
 
-def print_fitted_table(table: Table, console: Console) -> None:
-    """Prints exactly a line a row. Names longer than half the width lose their middles; the columns
-    of the highest ranks give way first, and of the others the notes.
-    """
-    print_table(_fitted(table, console)[0], console)
-
-
 def _fitted(table: Table, console: Console) -> tuple[Table, bool]:
-    """The table with what fits, and whether any of its notes does."""
+    """The table with what fits, and whether any of its notes does. Names longer than half the width
+    lose their middles. The columns of the highest ranks give way first, and of others the notes.
+    """
     half, full = max(12, console.width // 2), [row.full for row in table.rows]
     kept: dict[int, bool] = {}  # columns, and whether they have their notes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mhsh.report.report import CAUTION, Cell, Report, Table
+from mhsh.report.report import CAUTION, Report, Table
 from mhsh.text import sanitize
 
 _SPECIAL = {
@@ -57,8 +57,4 @@ def _rows(table: Table, named: bool) -> list[str]:
 
 
 def _cells(table: Table, kept: list[int]) -> list[str]:
-    return [" & ".join(_cell(row.full[place]) for place in kept) + r" \\" for row in table.rows]
-
-
-def _cell(cell: Cell) -> str:
-    return escape(cell.words)
+    return [" & ".join(escape(row.full[place].words) for place in kept) + r" \\" for row in table.rows]

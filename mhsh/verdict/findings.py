@@ -50,7 +50,7 @@ FINDING_RULE = (
 TREND_RULE = (
     "Where several sweeps or settings are compared, each has its own baseline. A change is that of the difference to the baseline, "
     "seed by seed over the seeds in common, from the first to one that is another sweep or has another setting, of two groups "
-    "that stand to their baselines alike: they have one name, or they alone have as many heads a layer, or all heads in as many "
+    "that differ from their baselines alike: they have one name, or they alone have as many heads a layer, or all heads in as many "
     "layers. It is tested with the findings of the page. It is comparable if nothing differs between the sections but their "
     "configs and what follows from these: not the code, the numeric settings, or the text and batches of equal configs."
 )

@@ -153,9 +153,7 @@ class Loaded:
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
-    """Opens the runs that `find_runs` finds. A bad folder raises nothing: it gets a line in
-    `refused`.
-    """
+    """Opens the runs that `find_runs` finds. A bad folder gets a line in `refused`."""
     paths, refused = find_runs(folders)
     runs = []
     for name, path in zip(distinct_names(paths), paths, strict=True):
@@ -330,9 +328,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
 
 
 def sound_metrics(folder: RunFolder) -> Metrics:
-    """The rows of metrics.jsonl before the first that is damaged or would draw a wrong curve; the
-    problem says what is wrong with that.
-    """
+    """The rows before the first that is damaged or would draw a wrong curve, and what is wrong."""
     metrics = folder.read_metrics()
     for wrong in (_no_number, _goes_back):
         found = wrong(metrics)

@@ -28,7 +28,7 @@ from mhsh.storage.outcome import LEFT, NO_METRICS
 from mhsh.storage.run_folder import METRICS_FILE, RunFolder
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
-from mhsh.verdict.runs import AXES, SPLITS, curve_of, load_runs, sound_metrics
+from mhsh.verdict.runs import AXES, SPLITS, curve_of, find_runs, load_runs, sound_metrics
 from tests.planted import lineage_of
 
 
@@ -67,6 +67,14 @@ def test_a_folder_stands_for_the_runs_in_it(make_run, tmp_path: Path) -> None:
     assert found == ["all/6l4h", "all/24l1h", "all/seeds/seed-9", "all/seeds/seed-10", "all/sweep/runs/deep"]
     mixed = load_runs([runs["all/24l1h"], tmp_path / "all" / "sweep", tmp_path / "all"])
     assert [run.name for run in mixed.runs] == ["24l1h", "deep", "6l4h", "seed-9", "seed-10"] and not mixed.refused
+
+
+def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
+    names = ["6l lr=5e-5", "6l lr=0.0005", "6l lr=0.001", "6l lr=0.002", "24l lr=1e-05"]
+    for name in sorted(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    assert [path.name for path in find_runs([tmp_path])[0]] == names
 
 
 def test_folders_without_a_run_are_refused_by_name(make_run, tmp_path: Path) -> None:
