@@ -199,19 +199,6 @@ def wrong_verdicts(noise: str, seeds: int, paired: bool, count: int, groups: int
     return float(np.mean(p_values.min(axis=0) <= 0.05 / (groups - 1))), float(np.mean(wrong))
 
 
-def power(shift: float, seeds: int, tests: int, count: int = 4000) -> tuple[float, float]:
-    """The share of simulations in which paired differences with mean `shift`, of normal noise with
-    deviation 1, are significant as the first of several tests by Holm: by plain t and by the
-    engine.
-    """
-    pairs = shift + np.random.default_rng(seeds).standard_normal((count, seeds))
-    zeros = np.zeros((count, seeds))
-    mean, error, freedom = student(pairs, zeros, paired=True)
-    plain = 2 * stdtr(freedom, -np.abs(mean) / error)
-    found = [difference(keyed(ours), keyed(theirs)).p_value for ours, theirs in zip(pairs, zeros, strict=True)]
-    return float(np.mean(plain <= 0.05 / tests)), float(np.mean(np.array(found) <= 0.05 / tests))
-
-
 def p_values_of(found: Sequence[Estimate | float]) -> list[float]:
     """Of one section's differences, and of shares that trained, as the tests of one page."""
     tests, beside = len(found), iter(spreads([each for each in found if isinstance(each, Estimate)]))
@@ -304,13 +291,6 @@ def wrong_rows(count: int = 3000) -> Iterator[Sequence[str]]:
             yield *names, rule, *(f"{each[place]:.3f}" for each in found)
 
 
-def power_rows() -> Iterator[Sequence[str]]:
-    for shift, tests in itertools.product((2.0, 4.0), (1, 3, 9)):
-        found = [power(shift, seeds, tests) for seeds in SEEDS[1:]]
-        for place, rule in enumerate(("before", "after")):
-            yield f"{shift:g}", str(tests), rule, *(f"{each[place]:.3f}" for each in found)
-
-
 def tuning_rows() -> Iterator[Sequence[str]]:
     designs = ((5, 2, 3), (5, 2, 5), (7, 3, 5))
     cases = [(*each, 1.0, False) for each in itertools.product((0.03, 0.01), (0.0, 0.7), designs)]
@@ -346,13 +326,6 @@ TABLES: tuple[tuple[str, str, Sequence[str], Callable[[], Iterator[Sequence[str]
         "equal.",
         ["noise", "groups", "seeds", "rule", *map(str, SEEDS[1:])],
         wrong_rows,
-    ),
-    (
-        "Power",
-        "How often a difference is found whose seeds are normal around a mean of so many of their deviations, as the first of so "
-        "many tests of a page.",
-        ["mean", "tests", "rule", *map(str, SEEDS[1:])],
-        power_rows,
     ),
     (
         "Two tuned shapes with equal best losses",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
 from mhsh.storage.outage import is_over, one_try
-from mhsh.storage.outcome import plateau_outcome, smoothed_final
+from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final
 from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints.verify import as_hex
 from mhsh.training.compiling import flags_in_force
@@ -52,6 +53,7 @@ class Log:
         self._flushed = time.monotonic()
         self._trackers = trackers
         self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
+        self._before: deque[float] = deque(maxlen=SPIKE_ROWS)
         self.skipped_in_a_row = 0
 
     def __enter__(self) -> Log:
@@ -68,25 +70,29 @@ class Log:
         self._pending = (step, metrics)
 
     def finish_previous(self, *, always: bool = False) -> None:
-        """Waits for the pending step. Writes its row if log_interval says so, if its update was
-        skipped, or `always`.
+        """Waits for the pending step. Writes its row if log_interval says so, if its loss spikes
+        over those of the steps before, if its update was skipped, or `always`.
         """
         if self._pending is None:
             return
         step, metrics = self._pending
         self._pending = None
-        is_finite, tokens = jax.device_get((metrics.is_finite, metrics.sums["tokens"].sum))
+        is_finite, tokens, total = jax.device_get((metrics.is_finite, metrics.sums["tokens"].sum, metrics.sums["target_loss"]))
         self._tokens += int(tokens)
         self._flops += step_flops(self._run.config)
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         for tracker in self._trackers:
             tracker.on_step(step)
-        if not (always or not is_finite or step % self._run.config.train.log_interval == 0):
+        loss = float(total.sum) / float(total.weight)
+        spikes = is_spike(self._before, loss)
+        self._before.append(loss)
+        if not (always or spikes or not is_finite or step % self._run.config.train.log_interval == 0):
             return
         sums, batch = jax.device_get((metrics.sums, metrics.batch))
         values = {name: float(total.sum) / float(total.weight) for name, total in sums.items() if name != "tokens"}
         seconds = self._seconds_before + self._run.clock.trained()
         row = self._row(step, "train", seconds, values) | {"batch": as_hex(batch)}
+        row |= {"spike": True} if spikes else {}
         if not is_finite:
             row["skipped"] = True
             said = f"step {step}: the loss or a gradient is not finite; the update is skipped (batch {row['batch']})"

@@ -41,7 +41,7 @@ class Remarks(Tracker):
         if row["split"] == "validation":
             self._look_for_plateau(step, loss, "validation")
             return
-        was_spiking, self._is_spiking = self._is_spiking, is_spike(self._before, loss)
+        was_spiking, self._is_spiking = self._is_spiking, "spike" in row or is_spike(self._before, loss)
         if self._is_spiking and not was_spiking:
             self._note(f"step {step}: the training loss spikes from {format_loss(self._before[-1])} to {format_loss(loss)}")
         self._before.append(loss)

@@ -35,7 +35,7 @@ _COUNTED = ("post_ln", "admin", "pre_ln")  # schemes whose layers `layer_paramet
 _PARTS_APART = 0.5  # deviations of the parts: their mean is that near to the loss, as some parts have more tokens
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")  # every second part of a text that is split by it
 LEVELS = 4  # of folders that are searched for runs: runs/STUDY/SWEEP/runs/CELL
-_SKIPPED = "skipped"  # true in the rows whose update was not applied, absent from all others
+_FLAGS = ("skipped", "spike")  # true in the rows whose update was not applied, or whose loss spikes; absent from all others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,8 +361,8 @@ def _goes_back(metrics: Metrics) -> tuple[int, str] | None:
 def curve_of(metrics: Metrics, split: str) -> Curve:
     """The curve of the rows of one split that have a loss."""
     known, having = {"loss", *AXES}, ("loss",)
-    skipped = np.where(metrics.flags(split, _SKIPPED, having), 1.0, math.nan)
-    others = {name: metrics.numbers(split, name, having) for name in metrics.keys(split) if name not in known} | {_SKIPPED: skipped}
+    others = {name: metrics.numbers(split, name, having) for name in metrics.keys(split) if name not in known}
+    others |= {name: np.where(metrics.flags(split, name, having), 1.0, math.nan) for name in _FLAGS}
     return Curve(
         {axis: metrics.numbers(split, axis, having) for axis in AXES},
         metrics.numbers(split, "loss", having),

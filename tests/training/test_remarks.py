@@ -73,3 +73,13 @@ def test_without_evaluations_the_training_loss_tells(make_config: MakeConfig, lo
 def test_a_spike_is_one_remark(make_config: MakeConfig) -> None:
     config = make_config("quickstart", "24l1h_admin", **{"train.log_interval": 1})
     assert remarks(config, train=SPIKING) == ["step 11: the training loss spikes from 3.180 to 8.260"]
+
+
+def test_a_spike_between_two_logged_steps_is_one_remark(make_config: MakeConfig) -> None:
+    """The row that the log writes for it has few rows before it."""
+    said: list[str] = []
+    watching = Remarks(make_config("quickstart", "24l1h_admin"), ENTROPY, said.append)
+    rows = ((5, 4.84, {}), (20, 3.18, {}), (21, 8.26, {"spike": True}), (22, 6.75, {"spike": True}), (25, 3.45, {}))
+    for step, loss, marks in rows:
+        watching.on_row({"step": step, "split": "train", "loss": loss, **marks})
+    assert said == ["step 21: the training loss spikes from 3.180 to 8.260"]
