@@ -72,7 +72,7 @@ def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
     assert apart is not None and finding is not None
     ours, theirs = (comparison.experiment.groups[place].name for place in (best, other))
     start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
-    if finding.decision is not None and finding.decision.words == EQUIVALENT:
+    if finding.decision is not None and finding.decision.words == EQUIVALENT and finding.verdict != TOO_FEW_SEEDS:
         start = f"Equivalent within {finding.decision.margin:g}"
     start = "No fair comparison" if finding.fairness.unequal else start
     ends = f"ends {format_loss(abs(apart.mean))} {'below' if apart.mean < 0 else 'above'}"

@@ -20,7 +20,7 @@ from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, estimate, known_estimate
 from mhsh.verdict.experiment import TRAINED, Group, Member
 from mhsh.verdict.fairness import Effect, find_conditions
-from mhsh.verdict.findings import HIGHER, LOWER, Comparison, Finding
+from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, Comparison, Finding
 from mhsh.verdict.outcomes import Measure, Values, final_value
 from mhsh.verdict.stability import QUANTILES
 
@@ -95,6 +95,8 @@ def _beside(finding: Finding | None) -> list[str | Cell]:
     """The decision against the margin, with what would decide, and the ratio of tokens."""
     decision, ratio = (finding.decision, finding.ratios.get("tokens")) if finding is not None else (None, None)
     found: list[str | Cell] = [Cell(decision.words, note=what_decides(decision)) if decision and decision.margin else ""]
+    if found[0] and finding is not None and finding.verdict == TOO_FEW_SEEDS:
+        found = [TOO_FEW_SEEDS]
     return [*found, _number(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""]
 
 

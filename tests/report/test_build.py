@@ -131,6 +131,8 @@ def test_a_row_has_its_decision_its_ratio_of_tokens_and_its_spikes(make_run: Mak
         cells(stability, 1)["spikes per 1,000 steps"].value == pytest.approx(20)
         and cells(stability, 0)["the highest spike"].text == ""
     )
+    two = cells(report_of([*paths[:2], *paths[3:5]], margin=0.02).results[0], 1)
+    assert two["against the margin"].text == "too few seeds"
     assert any("margin" in rule for rule in report.rules) and not any("margin" in rule for rule in report_of(paths).rules)
     assert "against the margin" not in [column.name for column in report_of(paths).results[0].columns]
 
