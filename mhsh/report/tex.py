@@ -25,17 +25,18 @@ def report_to_tex(report: Report, author: str) -> bytes:
     head = report.results[0] if report.results else report.tables[0]
     kept = _columns(head)
     lines = [
-        f"% {author}. In the preamble: \\usepackage{{booktabs, amssymb}}",
+        f"% {author}. In the preamble: \\usepackage{{booktabs, amssymb, graphicx}}",
         r"\begin{table}",
         r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
         f"\\caption{{{escape(f'{report.title}. {report.caption}')}}}",
         r"\label{tab:mhsh}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         f"\\begin{{tabular}}{{{''.join('r' if head.columns[place].numeric else 'l' for place in kept)}}}",
         r"\toprule",
         " & ".join(escape(head.columns[place].name) for place in kept) + r" \\",
         *(body or [r"\midrule", *_cells(head, kept)]),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\end{table}",
     ]
     return ("\n".join(lines) + "\n").encode()
@@ -57,4 +58,13 @@ def _rows(table: Table, named: bool) -> list[str]:
 
 
 def _cells(table: Table, kept: list[int]) -> list[str]:
-    return [" & ".join(escape(row.full[place].words) for place in kept) + r" \\" for row in table.rows]
+    """Of the numbers the differences alone have their intervals: a column of text holds no more."""
+    rows = [[row.full[place] for place in kept] for row in table.rows]
+    words = [
+        [
+            cell.words if place in table.forests else f"{cell.text} {cell.mark}".rstrip()
+            for place, cell in zip(kept, row, strict=True)
+        ]
+        for row in rows
+    ]
+    return [" & ".join(map(escape, row)) + r" \\" for row in words]
