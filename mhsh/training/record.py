@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ class Log:
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         for tracker in self._trackers:
             tracker.on_step(step)
-        loss = float(total.sum) / float(total.weight)
+        loss = float(total.sum) / float(total.weight) if total.weight else math.nan
         spikes = is_spike(self._before, loss)
         self._before.append(loss)
         if not (always or spikes or not is_finite or step % self._run.config.train.log_interval == 0):
