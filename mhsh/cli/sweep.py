@@ -192,7 +192,7 @@ def _run_workers(folder: SweepFolder, plan: Plan, parallel: int) -> tuple[int | 
     files = sorted({path for cell in plan.cells for path in files_of(cell.config)})
     stopped_by, lines = run_workers(folder, parallel, files, progress.look)
     progress.look(at_once=True)
-    for line in lines:
+    for line in lines if progress.left else ():
         print(line)
     return stopped_by, progress
 
