@@ -116,7 +116,7 @@ def test_a_run_of_an_earlier_schema_is_compared_restored_exported_and_resumed_by
     rows = [RunFolder(folder).read_metrics().series("train", "step", "loss") for folder in (first, stopped)]
     assert rows[0][0].tolist() == rows[1][0].tolist() and rows[0][1] == pytest.approx(rows[1][1], abs=1e-4)
     ledger = json.loads((tmp_path / "report.json").read_text())
-    assert ledger["schema"] == NEXT and "cap" not in json.dumps(ledger["report"])
+    assert ledger["schema"] == NEXT and not re.search(r"\bcap\b", json.dumps(ledger["report"]))
     # config.json is of the first schema, run.json and the checkpoint of the next.
     for part in ("run.json", "6"):
         refused = mhsh_here("eval", str(stopped))

@@ -5,6 +5,8 @@ A single head is N = 1; no code treats it as a special case.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -32,12 +34,12 @@ CUDNN_MAX_HEAD_DIM = 128
 @struct.dataclass
 class AttentionMask:
     """Which keys a query attends to: those of its segment, but not padding (segment 0), and, if
-    causal, none behind it.
+    causal, none behind it. jax also rebuilds this tree with placeholders.
     """
 
-    segments: Int[Array, "B T"]  # of the queries
-    source_segments: Int[Array, "B S"]  # of the keys
-    dense: Bool[Array, "B 1 T S"]  # True where a query attends to a key
+    segments: Int[Array, "B T"] | Any  # of the queries
+    source_segments: Int[Array, "B S"] | Any  # of the keys
+    dense: Bool[Array, "B 1 T S"] | Any  # True where a query attends to a key
     causal: bool = struct.field(pytree_node=False)
 
 

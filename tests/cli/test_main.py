@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_line(fails, tmp_path, corpus, monkeypatch):
 
 
 def test_compare_starts_without_jax():
-    assert "/nowhere is no folder" in mhsh_without_jax("compare", "/nowhere").stderr
+    assert "/nowhere does not exist" in mhsh_without_jax("compare", "/nowhere").stderr
 
 
 def test_no_file_of_a_command_imports_jax():

@@ -86,8 +86,8 @@ def test_prints_the_commands(cluster: Callable, home: Path, hostile: list[str], 
     assert result.stdout.splitlines() == [f"{common} --process-id=0 &", f"{common} --process-id=1 &", "wait"]
     assert not (home / "pids").exists()
 
-    result = cluster("--processes=1", "--port=4321", "--dry-run", "--", *hostile)
-    assert shell_words(result.stdout.removesuffix(" &\nwait\n"))[6:-3] == hostile
+    result = cluster("--processes=1", "--port=4321", "--dry-run", "--", "train", *hostile)
+    assert shell_words(result.stdout.removesuffix(" &\nwait\n"))[6:-3] == ["train", *hostile]
 
 
 def test_runs_all_processes_with_prefixed_output(cluster: Callable, home: Path, hostile: list[str]) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import regroup
-from mhsh.models.attention import MultiHeadAttention
+from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.layers import ACTIVATIONS, FeedForward, sinusoids
 from tests.conftest import MakeConfig
 
@@ -33,7 +33,7 @@ def start(model: ModelConfig) -> tuple[float, float, float]:
     """
     model = replace(model, compute_dtype="float32", residual_dtype="float32")
     attention, feed_forward = MultiHeadAttention(model), FeedForward(model)
-    mask = jnp.ones((ROWS, 1, LENGTH, LENGTH), bool)
+    mask = attention_mask(jnp.ones((ROWS, LENGTH), jnp.int32), causal=False)
 
     @jax.jit
     def one_layer(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -70,7 +70,9 @@ def test_fairseq_draws_queries_keys_and_values_as_one_matrix(make_config: MakeCo
     """Uniform between +-sqrt(6 / (fans D)), where N H = D."""
     model = make_config("quickstart", "6l4h_post_ln", **{"model.init": "fairseq"}).model
     x = jnp.zeros((1, 1, model.embed_dim))
-    params = MultiHeadAttention(model).init(jax.random.key(0), x, None, jnp.ones((1, 1, 1, 1), bool), None)["params"]
+    params = MultiHeadAttention(model).init(
+        jax.random.key(0), x, None, attention_mask(jnp.ones((1, 1), jnp.int32), causal=False), None
+    )["params"]
     values = np.asarray(params[kernel].value)
     limit = (6 / (fans * model.embed_dim)) ** 0.5
     assert 0.98 * limit < np.abs(values).max() <= limit
