@@ -172,14 +172,8 @@ class MultiHeadAttention(nn.Module):
         return turned(query, rotation), turned(key, rotation), value
 
     def _projects_jointly(self, source: Float[Array, "B S D"] | None) -> bool:
-        """Whether one product makes queries, keys and values: of one source, with as many heads of
-        each, and where all three together are no wider than it. So `x` is read once, and once more
-        for the gradients of all three kernels. Wider ones cost more to stack than they save
-        (docs/development/speed.md).
-        """
-        config = self.config
-        alike = source is None and config.kv_heads == config.num_heads
-        return alike and 3 * config.num_heads * config.head_dim <= config.embed_dim
+        """Whether one product makes queries, keys and values."""
+        return source is None and projects_jointly(self.config)
 
     def _project_jointly(self, x: Float[Array, "B T D"]) -> Float[Array, "B T P N H"]:
         """Queries, keys and values. Their kernels are stacked along an axis of their own, P, so
@@ -255,6 +249,15 @@ def check_attention(config: ModelConfig) -> None:
     else:
         return
     raise UserError(f"model.attention_implementation = cudnn needs {allowed}")
+
+
+def projects_jointly(config: ModelConfig) -> bool:
+    """Whether one product makes the queries, keys and values of one source: with as many heads of
+    each, and where all three together are no wider than it. So the source is read once, and once
+    more for the gradients of all three kernels. Wider ones cost more to stack than they save
+    (docs/development/speed.md).
+    """
+    return config.kv_heads == config.num_heads and 3 * config.num_heads * config.head_dim <= config.embed_dim
 
 
 def attention_mask(segmentation: Int[Array, "B T"], *, causal: bool) -> AttentionMask:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhsh.config.schema import ModelConfig
+from mhsh.models.attention import projects_jointly
 from mhsh.models.devices import tensor_is_sharded
 from mhsh.models.kernels.select import takes_kernels
 
@@ -42,9 +43,8 @@ def packing(config: ModelConfig, layers: Any) -> Packing | None:
     # By name, but the last bias of a sublayer is beside its residual scheme, which adds it.
     order = sorted(flat, key=lambda path: (path[0], path[-1] in ("out_bias", "down_bias"), path))
     shapes = {path: flat[path].shape[1:] for path in order if not path[-1].endswith("kernel")}
-    is_whole = config.remat_policy != "gathered_groups"
-    attentions = [path[:-1] for path in flat if path[-1] == _PROJECTIONS[0]] if is_whole and takes_kernels(config) else []
-    return Packing(shapes, tuple(path for path in attentions if _are_joint([flat[(*path, name)].shape for name in _PROJECTIONS])))
+    are_joint = config.remat_policy != "gathered_groups" and takes_kernels(config) and projects_jointly(config)
+    return Packing(shapes, tuple(path[:-1] for path in flat if path[-1] == _PROJECTIONS[0]) if are_joint else ())
 
 
 def packed(packing: Packing, variables: Any) -> Any:
@@ -72,9 +72,3 @@ def unpacked(packing: Packing, variables: Any) -> Any:
         parts = jnp.unstack(flat.pop(("params", *path, "projection_kernel")), axis=1)
         flat |= {("params", *path, name): part for name, part in zip(_PROJECTIONS, parts, strict=True)}
     return unflatten_dict(flat)
-
-
-def _are_joint(kernels: list[tuple[int, ...]]) -> bool:
-    """Whether one product makes queries, keys and values (mhsh/models/attention.py)."""
-    (_, width, heads, head_dim), *others = kernels
-    return others == kernels[:2] and 3 * heads * head_dim <= width
