@@ -13,7 +13,7 @@ from mhsh.errors import UserError
 from mhsh.interop import bert_config, llama
 from mhsh.interop.exportable import DATA, check_fields
 from mhsh.interop.model_card import CARD_FILE, model_card
-from mhsh.storage.files import check_new_folder, new_folder
+from mhsh.storage.files import check_new_folder, make_folder, new_folder
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 EXAMPLES = ("mhsh export runs/12l12h --out=exported", "mhsh export runs/12l12h --step=1000 --out=exported")
@@ -56,7 +56,7 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
     with new_folder(out) as unfinished:
         for kept in steps:
             target = Path(unfinished, str(kept)) if all_steps else Path(unfinished)
-            target.mkdir(exist_ok=True)
+            make_folder(target)
             _, params = load_for_inference(run_folder, config, kept, 1)
             if isinstance(tokenizer, ByteTokenizer) or is_decoder:
                 plain, architecture = llama.export_llama(target, model, params, tokenizer), llama.architecture_of(model)

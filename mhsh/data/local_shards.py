@@ -27,7 +27,8 @@ from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_shard
 from mhsh.data.tables import SPLITS
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
-from mhsh.storage.files import cache_folder, clear_half_files, locked, opened, read_object, replacing
+from mhsh.storage.disk_lock import locked
+from mhsh.storage.files import cache_folder, clear_half_files, make_folder, opened, read_object, replacing
 from mhsh.storage.questions import entries, exists, is_file
 from mhsh.text import quantity
 
@@ -63,7 +64,7 @@ def local_copy(folder: epath.Path) -> Path:
     shards = shards_of(index)
     copy = cache_folder() / "data" / index["fingerprint"]
     try:
-        copy.mkdir(parents=True, exist_ok=True)
+        make_folder(copy)
         with locked(copy, wait=True):
             sizes = {path.name: path.stat().st_size for path in entries(copy)}
             missing = [shard for shard in shards if sizes.get(shard.name) != shard.size]
@@ -182,7 +183,7 @@ def _compared(folder: Path) -> Iterator[dict[str, Any]]:
     """
     kept = cache_folder() / "verified" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     try:
-        kept.mkdir(parents=True, exist_ok=True)
+        make_folder(kept)
     except OSError as error:
         print(f"cannot make {kept} ({error.strerror}): every start reads all of {folder}; set MHSH_CACHE to a folder of yours")
         yield {}

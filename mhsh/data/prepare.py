@@ -47,7 +47,8 @@ from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.bucket_lock import bucket_lock
-from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, locked, read_object
+from mhsh.storage.disk_lock import locked
+from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, make_folder, read_object
 from mhsh.storage.questions import exists
 
 _JOB_FILE = "prepare.json"
@@ -96,7 +97,7 @@ def _prepare_folder(
     task: StreamedTask[Any], out: Path, job: Mapping[str, Any], per_shard: int, run: RunChunks, log: Log
 ) -> dict[str, Any]:
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with _claimed(out, job):
@@ -227,7 +228,7 @@ def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Stag
         staged = msgspec.convert(content, Staged)
         _check_source(out, task, staged.source)
     for split in SPLITS:
-        (out / split).mkdir(exist_ok=True)
+        make_folder(out / split)
         clear_half_files(out / split)
     return staged
 

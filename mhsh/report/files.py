@@ -24,7 +24,7 @@ from mhsh.report.markdown import report_to_markdown
 from mhsh.report.report import MARK, Curves, Report, Table
 from mhsh.report.table_figures import forest_figure, map_figure
 from mhsh.report.tex import report_to_tex
-from mhsh.storage.files import write_atomically
+from mhsh.storage.files import make_folder, write_atomically
 from mhsh.storage.questions import is_file
 
 _START = 4096  # bytes at both ends, searched for the mark
@@ -113,7 +113,7 @@ def write(path: Path, content: bytes) -> None:
       UserError: it cannot be written. The old content stays.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error

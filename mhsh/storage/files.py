@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import json
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -24,7 +22,9 @@ from etils import epath
 from mhsh.encoding import decoded
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, check_bucket, is_remote
+from mhsh.storage.disk_lock import locked
 from mhsh.storage.outage import retried
+from mhsh.storage.questions import is_dir, names_in
 
 _LARGEST = 1 << 26  # bytes of a file that is read as a whole
 _SECONDS_TO_REMOVE, _TIMES_GONE = 1.0, 3
@@ -242,48 +242,6 @@ def check_suffix(flag: str, path: str | Path, form: str, *suffixes: str) -> None
         raise UserError(f"{flag}={path}: {form}; its name ends in {' or '.join(suffixes)}, as in {flag}={example}")
 
 
-@contextlib.contextmanager
-def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
-    it ends.
-
-    Args:
-      wait: while another process holds it.
-
-    Raises:
-      BlockingIOError: another process holds it, and this one does not wait.
-      OSError: the folder cannot be opened, or its file system has no locks.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def unlocked_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """The mount of `path` if a lock on it keeps no other machine away; else empty.
-
-    The kernel grants locks to this machine alone on NFS mounted with nolock or local_lock (nfs(5)),
-    and on gcsfuse, which has no locks
-    (https://cloud.google.com/storage/docs/cloud-storage-fuse/overview).
-    """
-    if not mounts.exists():
-        return ""
-    best, kind, options = "", "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
-        fields = after.split()
-        if Path(os.path.realpath(path)).is_relative_to(point) and len(point) >= len(best):
-            best, kind, options = point, fields[0], fields[2] if len(fields) > 2 else ""
-    local = {"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(","))
-    if kind.startswith("nfs") and local:
-        return f"{kind} mounted with {sorted(local)[0]}"
-    return kind if kind == "fuse.gcsfuse" else ""
-
-
 class MissingFile(UserError):
     """The file to be read does not exist."""
 
@@ -343,6 +301,26 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
     return value
 
 
+def make_folder(folder: epath.PathLike) -> None:
+    """Makes a folder and those above it. One that is there stays.
+
+    Raises:
+      OSError: it cannot be made, or something else has its name.
+    """
+
+    def make() -> None:
+        try:
+            os.makedirs(folder)  # noqa: PTH103 (of any kind of path)
+        except FileExistsError:  # makedirs itself would take a failing question for "no folder"
+            if not is_dir(folder):
+                raise
+
+    if is_remote(folder):
+        epath.Path(folder).mkdir(parents=True, exist_ok=True)
+    else:
+        retried(make, folder)
+
+
 def check_new_folder(out: str) -> None:
     """Raises UserError where `out` is in a bucket, a file, a folder that is not empty, or no place
     that can be written.
@@ -351,8 +329,8 @@ def check_new_folder(out: str) -> None:
         raise UserError(
             f"--out = {out}: the folder appears as a whole, which only a local disk can do; write it there, then copy it"
         )
-    if out and Path(out).is_dir():
-        if any(Path(out).iterdir()):
+    if out and is_dir(out):
+        if names_in(out):
             raise UserError(f"{out} is not empty, and nothing is overwritten; choose another --out")
     elif os.path.lexists(out):
         raise UserError(f"{out} exists and is no folder; choose another --out")
@@ -372,7 +350,7 @@ def new_folder(out: str) -> Iterator[Path]:
     # The lock is on the folder around the one to fill, which may take locks of its own.
     around = final.with_name(f".{final.name}.unfinished")
     try:
-        around.mkdir(parents=True, exist_ok=True)
+        make_folder(around)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with contextlib.ExitStack() as stack:

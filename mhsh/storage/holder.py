@@ -17,7 +17,8 @@ from etils import epath
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.bucket_lock import Watch, bucket_lock
-from mhsh.storage.files import clear_half_files, locked, read_object, unlocked_mount, write_atomically
+from mhsh.storage.disk_lock import locked, unlocked_mount
+from mhsh.storage.files import clear_half_files, read_object, write_atomically
 from mhsh.storage.questions import exists
 
 HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does

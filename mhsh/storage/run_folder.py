@@ -29,6 +29,7 @@ from mhsh.storage.files import (
     MissingFile,
     is_half_file,
     make_durable,
+    make_folder,
     read_object,
     whole_file,
     write_atomically,
@@ -91,7 +92,7 @@ class RunFolder:
         """The folder, which exists. Raises UserError where it cannot be made."""
         folder = cls(path)
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.path)
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another --workdir") from error
         return folder

@@ -34,7 +34,8 @@ from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.bucket import check_bucket, is_remote
-from mhsh.storage.files import MissingFile, locked, parse_object, read_object, whole_file, write_atomically
+from mhsh.storage.disk_lock import locked
+from mhsh.storage.files import MissingFile, make_folder, parse_object, read_object, whole_file, write_atomically
 from mhsh.storage.guarded import GuardedObject, Taken
 from mhsh.storage.holder import holder, is_held
 from mhsh.storage.outcome import DIVERGED
@@ -142,7 +143,7 @@ class SweepFolder:
             raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
         try:
             for name in _FOLDERS:
-                (self.path / name).mkdir(parents=True, exist_ok=True)
+                make_folder(self.path / name)
         except OSError as error:
             raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
         with self._plan_guarded() as write:

@@ -17,7 +17,7 @@ from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.files import new_folder
+from mhsh.storage.files import make_folder, new_folder
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
@@ -123,5 +123,5 @@ def _copy_checkpoint(source: epath.Path, target: epath.Path) -> None:
     with new_folder(str(target)) as folder:
         for path in files:
             copy = epath.Path(folder) / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(copy.parent)
             path.copy(copy)

@@ -20,7 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from mhsh.cluster.agreement import same_everywhere
 from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
-from mhsh.storage.files import cache_folder
+from mhsh.storage.files import cache_folder, make_folder
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import RunFolder
 
@@ -98,14 +98,14 @@ def private_cache(folder: Path) -> Path:
       OSError: it cannot be made, or written to.
     """
     cache = folder / CACHE_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with contextlib.suppress(FileExistsError):
         cache.mkdir(mode=0o700)
     status = cache.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"{cache} is not a folder of yours alone, and its programs would be executed; remove it")
     programs = cache / machine()
-    programs.mkdir(exist_ok=True)
+    make_folder(programs)
     with tempfile.TemporaryFile(dir=programs) as file:  # jax would say for each program that there is no room
         os.posix_fallocate(file.fileno(), 0, _ROOM)
     return programs

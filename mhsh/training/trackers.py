@@ -22,7 +22,7 @@ from tensorboardX.summary import scalar
 
 from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
-from mhsh.storage.files import absolute, read_object, write_atomically
+from mhsh.storage.files import absolute, make_folder, read_object, write_atomically
 from mhsh.storage.questions import entries, exists
 from mhsh.storage.run_folder import RunFolder
 
@@ -68,7 +68,7 @@ class TensorBoard(Tracker):
     def __init__(self, folder: RunFolder, step: int) -> None:
         """Continues after `step`."""
         self._path = folder.tensorboard_path
-        self._path.mkdir(exist_ok=True)
+        make_folder(self._path)
         self._local = tempfile.TemporaryDirectory(prefix="mhsh-") if folder.is_remote else None
         events = self._path if self._local is None else epath.Path(self._local.name)
         # Events are written from this thread: SummaryWriter has its own, which would hide errors

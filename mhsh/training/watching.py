@@ -20,6 +20,7 @@ from etils import epath
 
 from mhsh.config.resolve import profiled_steps
 from mhsh.config.schema import TrainConfig
+from mhsh.storage.files import make_folder
 from mhsh.storage.questions import is_file
 from mhsh.storage.run_folder import PROFILE_FOLDER
 
@@ -205,7 +206,7 @@ class Profiler:
             # As xprof expects it: a folder a session, and in it the files of each host. An earlier
             # trace of the same steps is replaced.
             session = self._folder / "plugins" / "profile" / f"steps_{self._first}_to_{self._last}"
-            session.mkdir(parents=True, exist_ok=True)
+            make_folder(session)
             for file in self._trace.rglob("*.*"):
                 if is_file(file):
                     (session / f"process_{jax.process_index()}.{file.name.split('.', 1)[1]}").write_bytes(file.read_bytes())

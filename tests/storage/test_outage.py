@@ -16,7 +16,7 @@ from mhsh.cli.main import main
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import outage
 from mhsh.storage.bucket import Refused
-from mhsh.storage.files import opened, read_object
+from mhsh.storage.files import make_folder, opened, read_object
 from mhsh.storage.questions import exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import COMMIT_MARK, RunFolder, committed_steps
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
@@ -146,6 +146,23 @@ def test_a_disk_that_fails_for_a_while_and_one_that_stays_so(monkeypatch: pytest
         outage.answered()
     with pytest.raises(PermissionError):
         outage.retried(lambda: answers_after(9, errno.EACCES), "disk")
+
+
+def test_a_folder_that_is_there_is_one_while_questions_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, stat = [True], os.stat
+
+    def fails_once(path: object, **options: object) -> object:
+        if str(path) == str(tmp_path / "a") and failing:
+            raise OSError(failing.pop() and errno.ESTALE, "stale")
+        return stat(path, **options)
+
+    make_folder(tmp_path / "a" / "b")
+    monkeypatch.setattr(os, "stat", fails_once)
+    make_folder(tmp_path / "a")
+    assert not failing and names_in(tmp_path / "a") == ["b"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "file")
 
 
 def test_absent_is_what_cannot_be_there(tmp_path: Path) -> None:

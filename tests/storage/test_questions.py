@@ -34,4 +34,6 @@ def test_nothing_else_asks() -> None:
             called = node.func if isinstance(node, ast.Call) else None
             if isinstance(called, ast.Attribute) and called.attr in QUESTIONS and ast.unparse(called.value) != "ast":
                 found[name].add(called.attr)
+            elif isinstance(node, ast.keyword) and node.arg == "exist_ok":
+                found[name].add(node.arg)  # asks whether what is there is a folder
     assert found == ALLOWED, "ask by mhsh.storage.questions: there a failure is no absence"

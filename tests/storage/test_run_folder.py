@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from mhsh.config.recorded import WRITER
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.files import unlocked_mount
+from mhsh.storage.disk_lock import unlocked_mount
 from mhsh.storage.run_folder import COUNTERS_FILE, RunFolder
 from tests.conftest import ROOT
 

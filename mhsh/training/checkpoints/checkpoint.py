@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import Refused, is_remote
-from mhsh.storage.files import absolute, make_durable, make_name_durable
+from mhsh.storage.files import absolute, make_durable, make_folder, make_name_durable
 from mhsh.storage.outage import TRANSIENT
 from mhsh.storage.questions import entries, exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import Counters, committed_steps
@@ -224,7 +224,7 @@ class Checkpoints(StoredCheckpoints):
             number += 1
             aside = aside.with_name(f"{step}.{number}")
         if jax.process_index() == 0:
-            aside.parent.mkdir(exist_ok=True)
+            make_folder(aside.parent)
             (self._folder / str(step)).rename(aside)
         ocp.multihost.sync_global_processes("mhsh: a damaged checkpoint is set aside")
         self._manager.reload()

@@ -1,0 +1,52 @@
+"""A lock on a folder of a disk, which the kernel keeps, and the mounts that keep none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
+    it ends.
+
+    Args:
+      wait: while another process holds it.
+
+    Raises:
+      BlockingIOError: another process holds it, and this one does not wait.
+      OSError: the folder cannot be opened, or its file system has no locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def unlocked_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The mount of `path` if a lock on it keeps no other machine away; else empty.
+
+    The kernel grants locks to this machine alone on NFS mounted with nolock or local_lock (nfs(5)),
+    and on gcsfuse, which has no locks
+    (https://cloud.google.com/storage/docs/cloud-storage-fuse/overview).
+    """
+    if not mounts.exists():
+        return ""
+    best, kind, options = "", "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+        fields = after.split()
+        if Path(os.path.realpath(path)).is_relative_to(point) and len(point) >= len(best):
+            best, kind, options = point, fields[0], fields[2] if len(fields) > 2 else ""
+    local = {"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(","))
+    if kind.startswith("nfs") and local:
+        return f"{kind} mounted with {sorted(local)[0]}"
+    return kind if kind == "fuse.gcsfuse" else ""
