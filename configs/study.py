@@ -1,8 +1,8 @@
 """The models of the study "heads or depth?" (launch/study).
 
 Causal language models over bytes of English in three sizes, one of them over word pieces and
-trained to the end, a standard decoder so too, and translation of number words and of multi30k, all
-with heads of width 16.
+trained to the end, a standard decoder so too and on synthetic tasks, and translation of number
+words and of multi30k, all with heads of width 16.
 `launch/study` names the axes of each stage, and docs/evidence.md shows what came out.
 """
 
@@ -43,10 +43,18 @@ SMALL_DECODER = dict(
     optimizer=dict(decay_steps=1700),
     train=dict(num_steps=8500, eval_interval=850),
 )
+# Associative recall (or copying), where the loss has a known floor; bytes, a document a row.
+RECALL = dict(
+    model=dict(num_layers=2, num_heads=4, embed_dim=64, mlp_dim=176),
+    data=dict(source="recall:1"),
+    optimizer=dict(schedule="wsd", decay_steps=200),
+    train=dict(num_steps=1000, log_interval=20, eval_interval=100, eval_batches=64, checkpoint_interval=0),
+)
 VARIANTS = {
     **{size: (LANGUAGE, dict(model=shape)) for size, shape in SIZES.items()},
     "trained": (LANGUAGE, dict(model=SIZES["base"]), TRAINED),
     "decoder": (LANGUAGE, DECODER, TRAINED, SMALL_DECODER),
+    "recall": (LANGUAGE, DECODER, RECALL),
     "numbers": (TRANSLATION, dict(model=PAIRS), CHANGES["tiny"]),
     "multi30k": (TRANSLATION, dict(model=PAIRS), CHANGES["small"], dict(train=dict(num_steps=1000, checkpoint_interval=200))),
 }

@@ -11,6 +11,7 @@ from mhsh.config.entries import SOURCES
 from mhsh.config.registry import WITH
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
+from mhsh.data.synthetic_documents import copying, recall
 from mhsh.data.text_documents import BLANKS, read_jsonl, read_lines, read_text, read_whole_files
 from mhsh.data.text_files import matching_files, with_field
 from mhsh.data.tfds import open_split
@@ -96,6 +97,20 @@ _SHIPPED = (
         reads="the manual and the docstrings of the Python that runs, 2 MB of English",
         document="a topic, or a module",
         documents=lambda _: read_stdlib(),
+    ),
+    Source(
+        name="recall",
+        argument="KEYS",
+        reads="nothing: it draws keys, and asks for so many at once",
+        document="keys with their digits, then questions with answers",
+        documents=recall,
+    ),
+    Source(
+        name="copying",
+        argument="LETTERS",
+        reads="nothing: it draws so many letters",
+        document="the letters, again and again",
+        documents=copying,
     ),
 )
 for _source in _SHIPPED:

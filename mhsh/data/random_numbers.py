@@ -28,6 +28,7 @@ VALIDATION_MASKING = 6
 PAIR_SPLIT = 7
 NUMBERS = 9
 ARTICLE_SPLIT = 10
+SYNTHETIC_DOCUMENTS = 11
 
 
 def derived_seed(seed: int, purpose: int) -> int:

@@ -1,0 +1,114 @@
+"""Where the runs of a sweep differ in validation loss: in text that repeats itself, or everywhere?
+
+  python -m benchmarks.repeats runs/study/trained wiki --reference=1x24
+
+Prints the tables of docs/study/seeds.md. No checkpoint is needed: a run keeps its last validation
+loss in up to 20 parts. A *repeat* is a token that has followed the one before it earlier in its
+row, so that a model that looks there can copy it. For each run of the longest length the loss of
+each part, minus the mean of the reference's runs, is regressed on the share of repeats in that
+part: the slope is nats a repeat, the intercept what is left where nothing repeats. Beside it, the
+difference in training loss to the reference's run of the same seed, which has the same batches, by
+a thousand steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.stats import linregress, t
+
+from mhsh.data.load import load_corpus
+from mhsh.storage.files import absolute
+from mhsh.verdict.estimate import estimate
+from mhsh.verdict.runs import Run, load_runs
+
+WINDOW = 1000  # steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep")
+    parser.add_argument("rows", help="the prepared rows that it validated on")
+    parser.add_argument("--reference", required=True, metavar="LAYERSxHEADS")
+    options = parser.parse_args()
+    runs = reporting(load_runs([options.sweep]).runs)
+    reference = runs[options.reference]
+    first = next(iter(reference.values()))
+    repeats = by_part(repeated(validated_rows(first, options.rows)), first.config.train.eval_batches, len(first.loss_parts))
+    print(f"repeats, by part: {repeats.min():.3f} to {repeats.max():.3f}, {repeats.mean():.3f} in all\n")
+    usual = np.mean([run.loss_parts for run in reference.values()], axis=0)
+    tests = sum(len(group) for name, group in runs.items() if name != options.reference)
+    print("| layers x heads | seed | final loss | nats a repeat | where nothing repeats |\n|---|---:|---:|---:|---:|")
+    for name, group in runs.items():
+        slopes = []
+        for seed, run in sorted(group.items()):
+            others = [each.loss_parts for other, each in reference.items() if other != seed]
+            fit = linregress(repeats, run.loss_parts - (usual if name != options.reference else np.mean(others, axis=0)))
+            half = fit.stderr * t.ppf(1 - 0.025 / tests, len(repeats) - 2)
+            slopes.append(fit.slope)
+            interval = f"{fit.slope:+.2f} ({fit.slope - half:+.2f} to {fit.slope + half:+.2f})"
+            print(f"| {name} | {seed} | {run.curves['validation'].loss[-1]:.3f} | {interval} | {fit.intercept:+.3f} |")
+        mean = estimate(slopes)
+        print(f"| {name} | all | | {mean.mean:+.2f} ({mean.low:+.2f} to {mean.high:+.2f}) | |")
+    for name, group in runs.items():
+        if name != options.reference:
+            print(f"\n{name} minus {options.reference}, training loss by {WINDOW:,} steps:")
+            for seed, run in sorted(group.items()):
+                print(f"  seed {seed}:", " ".join(f"{each:+.3f}" for each in apart(run, reference[seed])))
+
+
+def reporting(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Of the longest length, by shape and seed, the runs at the rate that has the most."""
+    longest = max(run.config.train.num_steps for run in runs)
+    found: dict[str, dict[float, dict[int, Run]]] = {}
+    for run in runs:
+        if run.config.train.num_steps == longest:
+            shape = f"{run.config.model.num_layers}x{run.config.model.num_heads}"
+            found.setdefault(shape, {}).setdefault(run.config.optimizer.learning_rate, {})[run.config.train.seed] = run
+    return {shape: max(rates.values(), key=len) for shape, rates in found.items()}
+
+
+def validated_rows(run: Run, folder: str) -> Int[np.ndarray, "rows T+1"]:
+    """The rows that the run validated on, each with the token that follows its last."""
+    config = msgspec.structs.replace(run.config, data=msgspec.structs.replace(run.config.data, source=f"arrayrecord:{folder}"))
+    batches = load_corpus(config, absolute(run.path) / "vocab.txt").validation_batches(
+        config.train.batch_size, slice(0, config.train.batch_size)
+    )
+    found = [batches[number] for number in range(config.train.eval_batches)]
+    return np.concatenate([np.concatenate([batch["inputs"], batch["targets"][:, -1:]], axis=1) for batch in found])
+
+
+def repeated(rows: Int[np.ndarray, "rows T+1"]) -> Float[np.ndarray, " rows"]:
+    """Of each row, the share of tokens that have followed the one before them earlier in it."""
+    shares = []
+    for row in rows.tolist():
+        pairs = list(itertools.pairwise(row))
+        shares.append(1 - len(set(pairs)) / len(pairs))
+    return np.array(shares)
+
+
+def by_part(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Float[np.ndarray, " parts"]:
+    """Means over the parts of mhsh.evaluation.validation."""
+    return np.array([part.mean() for part in np.array_split(values.reshape(batches, -1).mean(axis=1), parts)])
+
+
+def apart(run: Run, reference: Run) -> Float[np.ndarray, " windows"]:
+    """The difference in training loss at equal steps, means over WINDOW steps.
+
+    Raises:
+      ValueError: they read other batches.
+    """
+    if not np.array_equal(run.batches["checksum"], reference.batches["checksum"]):
+        raise ValueError(f"{run.path} and {reference.path} read other batches")
+    curve, other = run.curves["train"], reference.curves["train"]
+    window = ((curve.x["step"] - 1) // WINDOW).astype(int)
+    return np.bincount(window, curve.loss - other.loss) / np.bincount(window)
+
+
+if __name__ == "__main__":
+    main()

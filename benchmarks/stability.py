@@ -1,0 +1,162 @@
+"""How steadily shapes train: what the kept runs of the study say.
+
+  python -m benchmarks.stability runs/study/trained runs/study/decoder --losses=docs/study/runs.csv
+
+Prints the tables of docs/study/stability.md. The first has, for each sweep and shape, the highest
+rate at which all runs trained, and spikes of the loss (the rule of docs/reports.md) in the logged
+rows, with exact Poisson intervals. The second has the gradient's norm: each run's median, and its
+99 % quantile, over the rows after the first ten, and by how much the medians differ from the first
+shape's at equal rate and seed. The third has the groups in which a rate failed, of the runs of
+which only losses are kept. A run that went on from a shorter one counts by what it trained itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import chi2
+
+from mhsh.storage.outcome import LEFT, SPIKE_ROWS
+from mhsh.sweep.folder import SweepFolder
+from mhsh.verdict.estimate import difference
+from mhsh.verdict.runs import Run, load_runs
+from mhsh.verdict.stability import spikes_of
+
+SEEDS = 3  # in common, below which no norms are set beside each other
+
+
+class Trained(NamedTuple):
+    """What is counted of one run."""
+
+    seed: int
+    trained: bool
+    rows: int
+    spikes: int
+    norm: float  # the median
+    high: float  # the 99 % quantile
+
+
+Shapes = dict[str, dict[float, list[Trained]]]  # by the rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="+", type=Path)
+    parser.add_argument("--losses", type=Path)
+    options = parser.parse_args()
+    sweeps = {f"{sweep.name}, {scheme}": shapes for sweep in options.sweeps for scheme, shapes in by_scheme(sweep).items()}
+    print_head("sweep", "layers x heads", "highest rate that trains", "of", "logged rows", "spikes per 1,000")
+    for name, steps in sweeps.items():
+        for shape, rates in pooled(steps).items():
+            highest, most = highest_rate({rate: all(run.trained for run in runs) for rate, runs in rates.items()})
+            runs = [run for runs in rates.values() for run in runs]
+            rows, spikes = sum(run.rows for run in runs), sum(run.spikes for run in runs)
+            print(f"| {name} | {shape} | {highest} | {most} | {rows:,} | {of_a_thousand(spikes, rows)} |")
+    print_head("sweep", "steps", "layers x heads", "rate", "seeds", "median norm", "99 %", "ratio of medians")
+    for name, steps in sweeps.items():
+        for length, shapes in sorted(steps.items()):
+            print_norms(f"| {name} | {length:,}", shapes)
+    if options.losses:
+        print_head("stage", "group", "highest rate that trains", "of")
+        print_losses(options.losses)
+
+
+def print_head(*columns: str) -> None:
+    """The first two lines of a table."""
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+
+
+def by_scheme(sweep: Path) -> dict[str, dict[int, Shapes]]:
+    """The runs of a sweep by scheme, steps, shape and rate, in the order of its plan."""
+    runs = {run.path.name: run for run in load_runs([sweep]).runs}
+    found: dict[str, dict[int, Shapes]] = {}
+    for cell in SweepFolder(sweep).read_plan().cells:
+        if cell.name in runs:
+            config = runs[cell.name].config
+            model, kv = config.model, config.model.num_kv_heads
+            shape = f"{model.num_layers}x{model.num_heads}" + (f", {kv} of keys" if kv else "")
+            of_shape = found.setdefault(model.residual, {}).setdefault(config.train.num_steps, {}).setdefault(shape, {})
+            of_shape.setdefault(config.optimizer.learning_rate, []).append(counted(runs[cell.name]))
+    return found
+
+
+def counted(run: Run) -> Trained:
+    """What a run trained itself."""
+    curve = run.curves["train"]
+    after = run.recorded("branched_from", "step") or 0
+    norms = curve.metrics["grad_norm"][SPIKE_ROWS:]
+    norms = norms[np.isfinite(norms)]
+    spikes = sum(step > after for step, _ in spikes_of(curve))
+    rows = int(np.sum(curve.own_steps > after))
+    norm, high = np.quantile(norms, (0.5, 0.99)) if len(norms) else (math.nan, math.nan)
+    return Trained(run.config.train.seed, run.outcome == LEFT, rows, spikes, float(norm), float(high))
+
+
+def pooled(steps: Mapping[int, Shapes]) -> Shapes:
+    """All lengths together."""
+    found: Shapes = {}
+    for shapes in steps.values():
+        for shape, rates in shapes.items():
+            for rate, runs in rates.items():
+                found.setdefault(shape, {}).setdefault(rate, []).extend(runs)
+    return found
+
+
+def highest_rate(trained: Mapping[float, bool]) -> tuple[str, str]:
+    """The highest rate that trains, and the highest that was tried."""
+    highest = max((rate for rate, trains in trained.items() if trains), default=None)
+    return f"{highest:g}" if highest else "none", f"{max(trained):g}"
+
+
+def of_a_thousand(count: int, rows: int) -> str:
+    """A rate per 1,000 rows with its exact 95 % interval, counts being Poisson's."""
+    low, high = chi2.ppf(0.025, 2 * count) / 2 if count else 0.0, chi2.ppf(0.975, 2 * count + 2) / 2
+    return f"{1000 * count / rows:.1f} ({1000 * low / rows:.1f} to {1000 * high / rows:.1f})"
+
+
+def print_norms(start: str, shapes: Shapes) -> None:
+    """A row for each shape after the first, at the rate with the most common seeds that trained."""
+    first, *others = shapes
+    medians = {
+        shape: {rate: {run.seed: run for run in runs if run.trained} for rate, runs in rates.items()}
+        for shape, rates in shapes.items()
+    }
+    for shape in others:
+        common = {rate: runs.keys() & medians[first].get(rate, {}).keys() for rate, runs in medians[shape].items()}
+        rate = max(common, key=lambda rate: (len(common[rate]), rate))
+        if len(common[rate]) < SEEDS:
+            continue
+        ours, theirs = ({seed: medians[name][rate][seed] for seed in common[rate]} for name in (shape, first))
+        apart = difference(*({(seed, seed): math.log(run.norm) for seed, run in runs.items()} for runs in (ours, theirs)))
+        ratio = f"{math.exp(apart.mean):.2f} ({math.exp(apart.low):.2f} to {math.exp(apart.high):.2f})"
+        norm, high = (
+            "{} / {}".format(*(f"{np.mean([getattr(run, key) for run in runs.values()]):.2f}" for runs in (ours, theirs)))
+            for key in ("norm", "high")
+        )
+        print(f"{start} | {shape} / {first} | {rate:g} | {apart.seeds} | {norm} | {high} | {ratio} |")
+
+
+def print_losses(path: Path) -> None:
+    """The highest rate that trains of each group in a table of runs in which one did not."""
+    found: dict[tuple[str, str], dict[float, bool]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if match := re.search(r"_learning_rate-([0-9.e-]+)", row["run"]):
+                group, rate = row["run"][: match.start()], float(match[1])
+                rates = found[row["stage"], group]
+                rates[rate] = rates.get(rate, True) and row["outcome"] == "trained"
+    for (stage, group), rates in found.items():
+        if not all(rates.values()):
+            print(f"| {stage} | {group} | {' | '.join(highest_rate(rates))} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The figures of docs/study/seeds.md and stability.md that no command of mhsh prints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import poisson
+
+from benchmarks.repeats import by_part, repeated
+from benchmarks.stability import of_a_thousand
+
+
+def test_a_repeat_has_followed_the_token_before_it_earlier_in_its_row() -> None:
+    rows = np.random.default_rng(0).integers(5, size=(20, 40))
+    pairs = [[(row[place], row[place + 1]) for place in range(39)] for row in rows]
+    slow = [sum(row[place] in row[:place] for place in range(39)) / 39 for row in pairs]
+    assert repeated(rows) == pytest.approx(slow)
+    assert repeated(np.array([[1, 2, 3, 1, 2], [1, 1, 1, 1, 1]])) == pytest.approx([1 / 4, 3 / 4])
+
+
+def test_parts_are_those_of_validation() -> None:
+    # Five batches of two rows in two parts: three batches, then two.
+    assert by_part(np.arange(10.0), 5, 2) == pytest.approx([2.5, 7.5])
+
+
+def test_the_interval_of_a_count_is_exact() -> None:
+    rate, low, high = (float(word) for word in of_a_thousand(4, 1000).replace("(", "").replace(")", "").replace("to ", "").split())
+    assert rate == 4
+    assert poisson.sf(3, low) == pytest.approx(0.025, abs=0.003)
+    assert poisson.cdf(4, high) == pytest.approx(0.025, abs=0.003)
+    assert of_a_thousand(0, 1000) == "0.0 (0.0 to 3.7)"
