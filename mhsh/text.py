@@ -111,6 +111,25 @@ def shorten(text: str, most: int) -> str:
     return f"{text[: most - 1 - end]}\u2026{text[len(text) - end :]}"
 
 
+def shorten_all(names: Sequence[str], most: int) -> tuple[list[str], str]:
+    """The names in at most `most` characters each, and the words that were left out of every one:
+    where one is too long, those that all have at the same place, or if they have not equally many
+    words, the parts between commas that all have.
+    """
+    split = [name.split(" ") for name in names]
+    between = " " if len({*map(len, split)}) == 1 else ", "
+    parts = [name.split(between) for name in names]
+    if all(len(name) <= most for name in names) or len(set(names)) == 1:
+        shared: set[tuple[int, str]] = set()
+    elif between == " ":
+        shared = {*enumerate(parts[0])}.intersection(*map(enumerate, parts))
+    else:
+        shared = {(place, part) for of in parts for place, part in enumerate(of) if all(part in each for each in parts)}
+    kept = [[part for place, part in enumerate(of) if (place, part) not in shared] or of for of in parts]
+    left = ", ".join(dict.fromkeys(part.strip(",") for _, part in sorted(shared)))
+    return [shorten(between.join(of).strip(","), most) for of in kept], left
+
+
 def format_loss(value: float | None) -> str:
     """A loss in nats per token, three decimals."""
     if value is None:

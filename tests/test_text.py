@@ -14,6 +14,7 @@ from mhsh.text import (
     numbered,
     quantity,
     sanitize,
+    shorten_all,
     timing,
 )
 
@@ -84,3 +85,13 @@ def test_equal_names_are_numbered() -> None:
 
 def test_sanitize_disarms_terminals_and_direction_overrides() -> None:
     assert sanitize("a\x1b[2J\u202eb\udc80\nc") == "a\ufffd[2J\ufffdb\ufffd c"
+
+
+def test_names_that_are_too_long_leave_out_what_all_have() -> None:
+    swept = [f"24x{heads} admin, learning_rate {rate}, warmup_steps 10" for heads in (1, 2) for rate in (0.001, 0.002)]
+    assert shorten_all(swept, 60) == (swept, "")
+    left = "admin, learning_rate, warmup_steps, 10"
+    assert shorten_all(swept, 34) == (["24x1 0.001", "24x1 0.002", "24x2 0.001", "24x2 0.002"], left)
+    ragged = ["24x1 admin, num_kv_heads 1, mlp_dim 208, loops 2", "24x1 admin, num_kv_heads 2, mlp_dim 208"]
+    assert shorten_all(ragged, 34) == (["num_kv_heads 1, loops 2", "num_kv_heads 2"], "24x1 admin, mlp_dim 208")
+    assert shorten_all(["a" * 9] * 2, 5) == (["aa…aa"] * 2, "")

@@ -22,7 +22,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,20 +99,9 @@ def publish(sweeps: Path, published: Path) -> None:
 
 
 def _kept(report: str) -> str:
-    """Without what takes more than is kept: steps and device time to the target, and that nothing
-    else differs.
-    """
+    """Without what takes more than is kept: steps and device time to the target."""
     groups, *others = re.split(r"(?m)(?=^.*Other measures, not tested:$)", report)
-    groups = re.sub(r"(?m)^- .*\n(?:  .*\n)*", _size_alone, groups)
     return re.sub(r"(?m)^(\|.*\|)[^|]*\|[^|]*\|$", r"\1", groups) + "".join(others)
-
-
-def _size_alone(bullet: re.Match[str]) -> str:
-    group, comparable, fair = " ".join(bullet[0].split()).partition(" Comparable: ")
-    if not comparable:
-        return bullet[0]
-    size = re.sub("^it has | and ends worse all the same", "", fair.partition("; ")[2])
-    return textwrap.fill(f"{group} {size}", 100, subsequent_indent="  ") + "\n" if size else ""
 
 
 def plant(path: Path, stage: str, rows: Rows) -> None:

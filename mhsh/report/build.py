@@ -31,6 +31,7 @@ from mhsh.report.tables import (
     conditions_table,
     groups_tables,
     measures_table,
+    moved_note,
     rates_tables,
     run_places,
     runs_table,
@@ -92,8 +93,8 @@ def _caption(sections: Sequence[Section], changes: int) -> str:
     return (
         f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
         f"{_baseline_words(sections)}, seed by seed where both have it; all their intervals hold together with 95 % ({tests} "
-        f"test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero."
-    )
+        f"test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero. {moved_note(sections)}"
+    ).rstrip()
 
 
 def _longest_first(comparisons: Sequence[Comparison]) -> list[Comparison]:

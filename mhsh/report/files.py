@@ -7,8 +7,9 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,9 +33,10 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -> Callable[[Report], list[Path]]:
-    """What writes a report to `page` and beside it: report.json, report.md, report.csv (the table
-    of groups), report_curves.csv, and an svg for each figure; with `with_png` each figure also as a
-    png, and with `for_paper` report.pdf (all figures) and report.tex. The writer gives the paths.
+    """What writes a report to `page` and beside it: report.json, report.md, report.csv (the results
+    of all sections), report_curves.csv, and an svg for each figure; with `with_png` each figure
+    also as a png, and with `for_paper` report.pdf (all figures) and report.tex. The writer gives
+    the paths.
 
     Raises:
       UserError: one of these files exists and is no former report; checked before anything is
@@ -60,7 +62,7 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
             contents[Path(f"{stem}_curves.csv")] = curves_to_csv(report.curves)
         contents[Path(f"{stem}.md")] = report_to_markdown(report, {f"{stem.name}{end}.svg": title for end, title, _ in figures})
         if report.tables:
-            contents[Path(f"{stem}.csv")] = table_to_csv(report.tables[0])
+            contents[Path(f"{stem}.csv")] = tables_to_csv(report.results or report.tables[:1])
         for path in contents:
             check_replaceable(path, MARK)
         for path, content in contents.items():
@@ -125,24 +127,27 @@ def to_json(report: Report) -> bytes:
     return msgspec.json.encode({"generator": MARK, **WRITER, "report": report}) + b"\n"
 
 
-def table_to_csv(table: Table) -> bytes:
-    """A line a row. A column with numbers behind its cells has them in full, and beside them the
-    ends of their intervals where it has any.
+def tables_to_csv(tables: Sequence[Table]) -> bytes:
+    """A line a row of every table; of several, each line begins with its section."""
+    parts = [{"section": [table.section] * len(table.rows)} | _columns(table) for table in tables]
+    headings = [heading for heading in dict.fromkeys(itertools.chain(*parts)) if heading != "section" or len(tables) > 1]
+    filled = [[part.get(heading, [None] * len(part["section"])) for heading in headings] for part in parts]
+    return _to_csv(headings, (row for columns in filled for row in zip(*columns, strict=True)))
+
+
+def _columns(table: Table) -> dict[str, list[object]]:
+    """The cells by heading. A column with numbers behind its cells has them in full, and beside
+    them the ends of their intervals where it has any.
     """
-    full = [row.full for row in table.rows]
-    headings: list[str] = []
-    columns: list[list[object]] = []
-    for place, column in enumerate(table.columns):
-        cells = [row[place] for row in full]
+    columns: dict[str, list[object]] = {}
+    for column, cells in zip(table.columns, zip(*(row.full for row in table.rows), strict=True), strict=bool(table.rows)):
         if all(cell.value is None for cell in cells):
-            headings.append(column.name)
-            columns.append([cell.words for cell in cells])
+            columns[column.name] = [cell.words for cell in cells]
             continue
-        bounds = [("", "value"), *([(" low", "low"), (" high", "high")] if any(cell.low is not None for cell in cells) else [])]
-        for end, attribute in bounds:
-            headings.append(f"{column.name}{end}")
-            columns.append([getattr(cell, attribute) for cell in cells])
-    return _to_csv(headings, zip(*columns, strict=True))
+        ends = ("low", "high") if any(cell.low is not None for cell in cells) else ()
+        columns[column.name] = [cell.value for cell in cells]
+        columns |= {f"{column.name} {end}": [getattr(cell, end) for cell in cells] for end in ends}
+    return columns
 
 
 def curves_to_csv(curves: Curves) -> bytes:
@@ -164,7 +169,7 @@ def curves_to_csv(curves: Curves) -> bytes:
     return _to_csv(["group", "run", "split", *curves.axes, *metrics], rows())
 
 
-def _to_csv(headings: Sequence[str], rows: Iterator[Sequence[object]]) -> bytes:
+def _to_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     """Text that begins like a formula gets an apostrophe in front, for spreadsheets."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

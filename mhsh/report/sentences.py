@@ -105,9 +105,8 @@ def _difference(comparison: Comparison, place: int, other: int) -> Estimate | No
     if place != comparison.baseline:
         finding = comparison.findings[place]
         return finding.difference if finding is not None and other == comparison.baseline else None
-    finding = comparison.findings[other]
-    apart = finding.difference if finding is not None else None
-    return None if apart is None else dataclasses.replace(apart, mean=-apart.mean, low=-apart.high, high=-apart.low)
+    apart = _difference(comparison, other, place)
+    return apart and dataclasses.replace(apart, mean=-apart.mean, low=-apart.high, high=-apart.low, centre=-apart.centre)
 
 
 def sentences(comparison: Comparison) -> Iterable[str]:

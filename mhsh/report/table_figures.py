@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mhsh.report.figure_files import INK, LINE, PAGE, curve_style
-from mhsh.report.report import Report, Table
-from mhsh.text import shorten
+from mhsh.report.report import Cell, CurveGroup, Report, Table
+from mhsh.text import shorten, shorten_all
 
 _ROW = 0.19  # inches
 _NAME = 34  # characters
@@ -20,20 +20,23 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
     zero and the band of the margin. An interval that is cut goes on.
     """
     low, high = report.bounds
-    lines = []
+    drawn = [(table, row, row.full[table.forests[0]]) for table in report.results for row in table.rows]
+    drawn = [each for each in drawn if each[2].value is not None]
+    names, shared = shorten_all([row.full[0].text for _, row, _ in drawn], _NAME)
+    lines: list[tuple[str, int | None, Cell | None]] = []
     for table in report.results:
-        (place,) = table.forests
-        lines += [(table.section, None, None)] * (len(report.results) > 1)
-        cells = [(row, row.full[place]) for row in table.rows]
-        lines += [(f"{row.full[0].text} {cell.mark}".strip(), row.group, cell) for row, cell in cells if cell.value is not None]
+        lines += [(shorten(table.section, _NAME), None, None)] * (len(report.results) > 1)
+        of_table = [(name, row.group, cell) for name, (of, row, cell) in zip(names, drawn, strict=True) if of is table]
+        lines += [(f"{name} {cell.mark}".strip(), group, cell) for name, group, cell in of_table]
     figure = Figure(figsize=(width, 0.6 + _ROW * len(lines)), layout="constrained")
     axes = figure.subplots()
     if report.margin:
         axes.axvspan(-report.margin, report.margin, color=LINE, alpha=0.5, linewidth=0)
     axes.axvline(0.0, color=INK, linewidth=0.6)
     for at, (_, group, cell) in enumerate(lines):
-        if cell is not None and report.curves is not None and group is not None:
-            style = curve_style(report.curves.groups[group].color, report.curves.groups[group].variant)
+        if cell is not None:
+            curve = report.curves.groups[group] if report.curves is not None and group is not None else CurveGroup("", ())
+            style = curve_style(curve.color, curve.variant)
             if cell.note:
                 ends = [low - high if cell.low is None else cell.low, high - low if cell.high is None else cell.high]
                 axes.plot(ends, [at, at], color=style.color)
@@ -41,18 +44,21 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
     room = 0.04 * (high - low)
     axes.set_xlim(low - room, high + room)
     axes.set_ylim(len(lines) - 0.5, -0.5)
-    axes.set_yticks(range(len(lines)), [shorten(name, _NAME) for name, *_ in lines], parse_math=False)
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines], parse_math=False)
     for label, (_, _, cell) in zip(axes.get_yticklabels(), lines, strict=True):
         label.set_fontweight("bold" if cell is None else "normal")
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("difference to the baseline, with its 95 % interval")
+    if shared:
+        axes.set_title(f"names without: {shared}", loc="left", parse_math=False)
     return figure
 
 
 def map_figure(table: Table, width: float = PAGE) -> Figure:
     """A map of losses: the best of each row is darkest."""
     cells = [row.full[1:] for row in table.rows]
+    names, shared = shorten_all([row.full[0].text for row in table.rows], _NAME)
     figure = Figure(figsize=(width, 0.7 + _ROW * len(cells)), layout="constrained")
     axes = figure.subplots()
     heat = np.array([[math.nan if cell.heat is None else 1 - cell.heat for cell in row] for row in cells])
@@ -62,9 +68,9 @@ def map_figure(table: Table, width: float = PAGE) -> Figure:
             weight = "bold" if cell.mark else "normal"
             axes.text(x + 0.5, y + 0.5, cell.text, ha="center", va="center", fontsize=7, fontweight=weight)
     axes.set_xticks(np.arange(len(cells[0])) + 0.5, [column.name for column in table.columns[1:]])
-    axes.set_yticks(np.arange(len(cells)) + 0.5, [shorten(row.full[0].text, _NAME) for row in table.rows], parse_math=False)
+    axes.set_yticks(np.arange(len(cells)) + 0.5, names, parse_math=False)
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.tick_params(length=0)
-    axes.set_title(table.title, parse_math=False)
+    axes.set_title(f"{table.title}; names without: {shared}" if shared else table.title, parse_math=False)
     return figure

@@ -26,6 +26,7 @@ from mhsh.verdict.stability import QUANTILES
 
 _MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2"}
 _MARK_NOTE = "\u25bc significantly lower, \u25b2 significantly higher than the baseline."
+_MOVED_NOTE = "Around: the difference with what values between those tried may hide; its interval holds the measured one, too."
 _INTERVAL_NOTE = "95 % intervals follow the values."
 _MAP_NOTE = "Means over the seeds that trained, of a tuned field over those that choose; \u25c6 is the best of its row."
 _RATE_ROWS = 10  # the last ones, over which a rate is taken
@@ -51,7 +52,15 @@ def groups_tables(sections: Sequence[Section]) -> list[Table]:
     """
     tables = list(map(_groups_table, sections))
     kept = {column.name for table in tables for column in table.without_empty_columns().columns}
+    note = f"{_MARK_NOTE} {moved_note(sections)}".rstrip()
+    tables = [dataclasses.replace(table, note=note) for table in tables]
     return [table.with_columns([place for place, column in enumerate(table.columns) if column.name in kept]) for table in tables]
+
+
+def moved_note(sections: Sequence[Section]) -> str:
+    """What is said where a grid has moved the interval of a difference."""
+    differences = [found.difference for section in sections for found in section.comparison.findings if found is not None]
+    return _MOVED_NOTE if any(apart is not None and apart.is_moved for apart in differences) else ""
 
 
 def _groups_table(section: Section) -> Table:
@@ -88,7 +97,7 @@ def _groups_table(section: Section) -> Table:
         cells += ["; ".join(cautions(comparison, place))]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     title = f"{section.prefix}Results by group"
-    return Table(title, columns, tuple(rows), _MARK_NOTE, _INTERVAL_NOTE, comparison.name)
+    return Table(title, columns, tuple(rows), intervals=_INTERVAL_NOTE, section=comparison.name)
 
 
 def _beside(finding: Finding | None) -> list[str | Cell]:
@@ -126,6 +135,7 @@ def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -
         return Cell("none")
     low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
     note = format_range(of.low, of.high, words) if of.has_interval else ""
+    note += f", around {words(of.centre)}" if of.is_moved else ""
     return Cell(words(of.mean), note=f"{note}: {why}" if why else note, value=of.mean, low=low, high=high)
 
 

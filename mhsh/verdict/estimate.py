@@ -58,6 +58,7 @@ class Estimate:
     p_value: float = math.nan  # two-sided, of all tests of the page: 5 % where an end of the interval is zero; nan: cannot tell
     paired: bool = False
     error: float = math.nan  # the standard error of the mean over the seeds; nan without a spread
+    centre: float = math.nan  # of the interval of a difference: the mean, moved by what the grid of a tuned field may hide
 
     @property
     def has_interval(self) -> bool:
@@ -68,6 +69,11 @@ class Estimate:
     def excludes_zero(self) -> bool:
         """Whether there is an interval and zero lies outside."""
         return self.has_interval and not self.low <= 0 <= self.high
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the mean lies in an outer quarter of its interval, which a grid has moved."""
+        return abs(self.centre - self.mean) > (self.high - self.low) / 4  # False where one of them is nan, or there is no bound
 
     @property
     def is_significant(self) -> bool:
@@ -177,7 +183,7 @@ def judge(apart: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUBT, te
     low = -math.inf if doubt.open_below else min(mean - wide, apart.mean)
     high = math.inf if doubt.open_above else max(mean + wide, apart.mean)
     p_value = math.nan if apart.seeds < MIN_SEEDS else 1.0 if is_open else min(1.0, tests * _level(half, abs(mean)))
-    return dataclasses.replace(apart, low=low, high=high, p_value=p_value)
+    return dataclasses.replace(apart, low=low, high=high, p_value=p_value, centre=mean)
 
 
 def as_normal(error: float, freedom: int) -> float:

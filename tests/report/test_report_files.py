@@ -22,7 +22,7 @@ from mhsh.errors import UserError
 from mhsh.report.curves import drawn_curve
 from mhsh.report.figure_files import figure_bytes
 from mhsh.report.figures import points_figure
-from mhsh.report.files import curves_to_csv, prepare_files, table_to_csv, to_json
+from mhsh.report.files import curves_to_csv, prepare_files, tables_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
 from mhsh.report.report import MARK, Cell, Column, CurveRun, Point, Points, Report, Row, Series, Table
 from mhsh.report.terminal import UNBOUNDED, print_report, print_table
@@ -72,18 +72,25 @@ def test_the_csv_of_a_table_holds_its_numbers_in_full() -> None:
         (Column("group"), Column("loss"), Column("note")),
         tuple(Row((name, cell, "x")) for name, cell in zip("ab", cells, strict=True)),
     )
-    rows = list(csv.reader(io.StringIO(table_to_csv(table).decode())))
+    rows = list(csv.reader(io.StringIO(tables_to_csv([table]).decode())))
     assert rows == [
         ["group", "loss", "loss low", "loss high", "note", MARK],
         ["a", "2.1034567", "2.01", "2.196", "x", ""],
         ["b", "", "", "", "x", ""],
     ]
+    # Of several sections, which need not have reached one target.
+    first, second = (
+        dataclasses.replace(table, section=name, columns=(*table.columns[:2], Column(f"steps to {name}"))) for name in ("1", "2")
+    )
+    rows = list(csv.reader(io.StringIO(tables_to_csv([first, second]).decode())))
+    assert rows[0] == ["section", "group", "loss", "loss low", "loss high", "steps to 1", "steps to 2", MARK]
+    assert rows[1] == ["1", "a", "2.1034567", "2.01", "2.196", "x", "", ""] and rows[4] == ["2", "b", "", "", "", "", "x", ""]
 
 
 def test_csv_has_no_formulas() -> None:
     report = planted_report(HOSTILE)
     assert report.curves is not None
-    for content in (table_to_csv(report.tables[0]), curves_to_csv(report.curves)):
+    for content in (tables_to_csv(report.tables[:1]), curves_to_csv(report.curves)):
         cells = [cell for row in csv.reader(io.StringIO(content.decode())) for cell in row]
         assert "'=HYPERLINK(1)" in cells or "'=HYPERLINK(1) seed 0" in cells
         assert not [cell for cell in cells if cell.startswith(("=", "@", "\t"))]

@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 
 from mhsh.bench.results import Interval
 from mhsh.config.schema import Config
-from mhsh.report.files import table_to_csv
+from mhsh.report.files import tables_to_csv
 from mhsh.report.html import to_html
 from mhsh.report.report import Row, Table
 from mhsh.report.speed import Speed, faster, finding, read_speed, speed_report
@@ -134,7 +134,7 @@ def test_throughput_has_the_interval_of_the_time(speed: Speed) -> None:
 def test_the_files_have_all_digits_and_no_hostile_label(tmp_path: Path, shapes: Shapes) -> None:
     hostile = two_shapes(shapes, labels=('=HYPERLINK("http://x")', "<script>alert(1)</script>,\n\x1b[31m\u202e"))
     report = speed_report(read_speed([write(tmp_path / "bench.json", hostile)]))
-    text = table_to_csv(report.tables[0]).decode()
+    text = tables_to_csv(report.tables[:1]).decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 12
     assert rows[0]["shape"] == '\'=HYPERLINK("http://x")' and "\x1b" not in text

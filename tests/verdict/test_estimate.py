@@ -153,6 +153,7 @@ def test_what_a_grid_hides_moves_and_widens_the_interval() -> None:
     assert plain.is_significant
     moved = judge(plain, doubt=Doubt(shift=0.5))
     assert (moved.low, moved.high) == pytest.approx((plain.low - 0.5, plain.mean))  # the mean itself is not ruled out
+    assert moved.is_moved and moved.centre == pytest.approx(plain.mean - 0.5) and not plain.is_moved
     doubtful = judge(plain, doubt=Doubt(error=0.5))
     half = math.hypot(plain.high - plain.mean, 1.959964 * 0.5)
     assert (doubtful.low, doubtful.high) == pytest.approx((plain.mean - half, plain.mean + half))

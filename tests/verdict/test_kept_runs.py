@@ -1,0 +1,46 @@
+"""What docs/evidence.md and README print is what `mhsh compare` says of the kept runs."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from mhsh.cli.compare import Question, make_report
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTHS = {"budget 540": "0.6", "budget 850": "2", "budget 1800": "2", "budget 2550": "6", "budget 5400": "6", "budget 8500": "20"}
+# By stage its name on the page, its shape of one head a layer, the tokens a parameter where it has
+# no other length.
+STAGES = {
+    "multi30k_whole": ("translation, RAdam", "16-16x1 admin", "5"),
+    "trained_muon": ("Admin, Muon", "24x1 admin", ""),
+    "trained": ("Admin, AdamW", "24x1 admin", "21"),
+    "decoder": ("standard decoder, Muon", "24x1 pre_ln", ""),
+}
+IN_README = {("decoder", "20"), ("trained", "21"), ("multi30k_whole", "5")}
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=() if stage == "multi30k_whole" else pytest.mark.slow) for stage in STAGES]
+)
+def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: Path) -> None:
+    with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
+        kept.extractall(tmp_path, filter="data")
+    report = make_report(Question([str(tmp_path / stage)], over="lr", choosing_seeds=2))
+    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/evidence.md", "README.md"))
+    name, shape, whole = STAGES[stage]
+    expected = []
+    for table in report.results:
+        (cells,) = (
+            dict(zip((column.name for column in table.columns), row.full, strict=True))
+            for row in table.rows
+            if row.full[0].text == shape
+        )
+        tokens, difference = LENGTHS.get(table.section, whole), cells["difference"]
+        words = f"{difference.text} ({difference.note})".replace("\u2212", "-")
+        bold = f"**{words}**" if difference.mark else words
+        expected.append(f"| {name} | {tokens} | {bold} | {cells['tokens to equal loss'].words.replace(chr(215), '')} |")
+        assert (stage, tokens) not in IN_README or words in readme
+    assert sorted(line.replace("| |", "|  |") for line in page.splitlines() if line.startswith(f"| {name} |")) == sorted(expected)
