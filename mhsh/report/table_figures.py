@@ -34,7 +34,7 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
         axes.axvspan(-report.margin, report.margin, color=LINE, alpha=0.5, linewidth=0)
     axes.axvline(0.0, color=INK, linewidth=0.6)
     for at, (_, group, cell) in enumerate(lines):
-        if cell is not None:
+        if cell is not None and cell.value is not None:
             curve = report.curves.groups[group] if report.curves is not None and group is not None else CurveGroup("", ())
             style = curve_style(curve.color, curve.variant)
             if cell.note:
