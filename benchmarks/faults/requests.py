@@ -5,7 +5,8 @@
 A tiny run is trained through a proxy in front of an emulator of Google Cloud Storage, from its
 first request to its last; so is one that goes on from its first checkpoint, as after a kill. Every
 SPACING-th of its requests fails; the next run begins one request later, so that in SPACING runs
-each has failed. A run must end as the unbroken one: the same rows, and the same checkpoints to the
+each has failed. Two faults fail one request a run: the first of each kind, a method and a name
+without numbers. A run must end as the unbroken one: the same rows, and the same checkpoints to the
 bit. A save may be left out where the storage does not answer, and the run says so. Or it ends with
 status 75 (2 where the login is refused) and one line; then the same command must end as the
 unbroken run, and another run tries the requests after that one.
@@ -148,6 +149,15 @@ def kind_of(method: str, path: str) -> str:
     return f"{method} {'list ' if re.search('/o[?](?!.*uploadType)', path) and method == 'GET' else ''}{file}"
 
 
+def first_of_each(requests: Sequence[str]) -> list[int]:
+    """The numbers of the first requests of each kind, from lines of a number and a kind."""
+    first = dict[str, int]()
+    for line in requests:
+        number, kind = line.split(" ", 1)
+        first.setdefault(kind, int(number))
+    return list(first.values())
+
+
 def result(objects: dict[str, bytes]) -> list[Any]:
     """The rows without times, the checkpoints, and the checksum of every array in them."""
     names = sorted(name for name in objects if name.endswith(".jsonl"))
@@ -231,17 +241,26 @@ def experiment(work: Path, faults: Sequence[int | str], spacing: int, runs: int,
     with contextlib.ExitStack() as stack:
         for place in places:
             free.put(stack.enter_context(place.serving(text)))
-        for run in ("here/run", "here/run-0"):  # the second has the programs of the first
-            ended, requests = places[0].trained(run)
+        states: dict[str, dict[str, bytes]] = {PARTS[0]: {}}
+
+        def unbroken(run: str, part: str) -> list[str]:
+            places[0].put(run, states[part])
+            ended, asked = places[0].trained(run)
             assert ended.status == 0, ended.error
+            return asked
+
+        unbroken("here/run", PARTS[0])  # compiles the programs of all others
+        requests = {PARTS[0]: unbroken("here/run-0", PARTS[0])}
         whole = places[0].objects("here/run-0")
-        states = {PARTS[0]: {}, PARTS[1]: killed(whole)}
-        print(f"{len(requests)} requests of a run", flush=True)
+        states[PARTS[1]] = killed(whole)
+        requests[PARTS[1]] = unbroken("here/run-1", PARTS[1])
+        kinds = {part: first_of_each(asked) for part, asked in requests.items()}
+        print(", ".join(f"{part}: {len(requests[part])} requests of {len(kinds[part])} kinds" for part in PARTS), flush=True)
 
         def tried(fault: Fault) -> None:
             place = free.get()
             status = "75"
-            while status != "0" and fault.first < 2 * len(requests):
+            while status != "0" and fault.first < 2 * len(requests[fault.part]):
                 failed, status, wrong = problem_of(place, fault, states[fault.part], whole)
                 table.add(fault, failed, status, wrong)
                 if not failed or fault.kind in ALONE:
@@ -254,7 +273,7 @@ def experiment(work: Path, faults: Sequence[int | str], spacing: int, runs: int,
         for kind in faults:
             for part in PARTS:
                 if kind in ALONE:
-                    drawn += [Fault(part, kind, generator.randrange(len(requests)), 10**9) for _ in range(runs)]
+                    drawn += [Fault(part, kind, first, 10**9) for first in kinds[part]]
                 else:
                     drawn += [Fault(part, kind, first, spacing) for first in generator.sample(range(spacing), min(runs, spacing))]
         generator.shuffle(drawn)  # the rows known so far are a sample of all
@@ -270,7 +289,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--faults", default=",".join(map(str, FAULTS)), help="some of them (default: all)")
     parser.add_argument("--spacing", type=int, default=8, help="every so-many-th request of a run fails (default: 8)")
-    parser.add_argument("--runs", type=int, default=8, help="of each fault (default: 8; with 8 by 8, each request fails)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=8,
+        help="of each fault (default: 8; with 8 by 8, each request fails; those that fail alone: one of each kind)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
