@@ -30,7 +30,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forks import ROOT, Fork
+
 TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
 STEPS = 12
 CONFIG = [
@@ -73,10 +74,12 @@ def build_shim(folder: Path) -> Path:
 
 def train(folder: Path, text: Path, shim: Path | None = None, decide: Decide | None = None) -> Ended:
     """`mhsh train` in `folder`; with a shim, `decide` is asked before calls that change a file."""
-    command = [sys.executable, "-m", "mhsh", "train", *CONFIG, f"--config.data.source=text:{text}", f"--workdir={folder}"]
+    arguments = ["train", *CONFIG, f"--config.data.source=text:{text}", f"--workdir={folder}"]
     if shim is None or decide is None:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return Ended(done.returncode, done.stderr)
+        process = Fork(arguments)
+        _, error = process.communicate()
+        return Ended(process.wait(), error)
+    command = [sys.executable, "-m", "mhsh", *arguments]
     asked, ask = os.pipe()
     answered, answer = os.pipe()
     environment = os.environ | {"LD_PRELOAD": str(shim), "FAULT_ROOT": str(folder), "FAULT_PIPE": f"{ask},{answered}"}
