@@ -14,7 +14,6 @@ a thousand steps.
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -39,22 +38,33 @@ def main() -> None:
     runs = reporting(load_runs([options.sweep]).runs)
     reference = runs[options.reference]
     first = next(iter(reference.values()))
-    repeats = by_part(repeated(validated_rows(first, options.rows)), first.config.train.eval_batches, len(first.loss_parts))
-    print(f"repeats, by part: {repeats.min():.3f} to {repeats.max():.3f}, {repeats.mean():.3f} in all\n")
+    rows = validated_rows(first, options.rows)
+    repeats, known = (
+        by_part(share, first.config.train.eval_batches, len(first.loss_parts)) for share in (repeated(pairs(rows)), repeated(rows))
+    )
     usual = np.mean([run.loss_parts for run in reference.values()], axis=0)
+    print(f"repeats, by part: {repeats.min():.3f} to {repeats.max():.3f}, {repeats.mean():.3f} in all")
+    print(f"tokens that were in their row before: {known.min():.3f} to {known.max():.3f}")
+    of_known, of_loss = correlation(known, repeats), correlation(usual, repeats)
+    print(f"correlation of repeats with these: {of_known:.2f}, with the loss of {options.reference}: {of_loss:.2f}\n")
     tests = sum(len(group) for name, group in runs.items() if name != options.reference)
-    print("| layers x heads | seed | final loss | nats a repeat | where nothing repeats |\n|---|---:|---:|---:|---:|")
+    print("| layers x heads | seed | final loss | nats a repeat | where nothing repeats | r of repeats, of known tokens |")
+    print("|---|---:|---:|---:|---:|---:|")
     for name, group in runs.items():
         slopes = []
         for seed, run in sorted(group.items()):
             others = [each.loss_parts for other, each in reference.items() if other != seed]
-            fit = linregress(repeats, run.loss_parts - (usual if name != options.reference else np.mean(others, axis=0)))
+            apart_by_part = run.loss_parts - (usual if name != options.reference else np.mean(others, axis=0))
+            fit = linregress(repeats, apart_by_part)
             half = fit.stderr * t.ppf(1 - 0.025 / tests, len(repeats) - 2)
             slopes.append(fit.slope)
             interval = f"{fit.slope:+.2f} ({fit.slope - half:+.2f} to {fit.slope + half:+.2f})"
-            print(f"| {name} | {seed} | {run.curves['validation'].loss[-1]:.3f} | {interval} | {fit.intercept:+.3f} |")
+            print(
+                f"| {name} | {seed} | {run.curves['validation'].loss[-1]:.3f} | {interval} | {fit.intercept:+.3f} "
+                f"| {fit.rvalue:+.2f}, {correlation(known, apart_by_part):+.2f} |"
+            )
         mean = estimate(slopes)
-        print(f"| {name} | all | | {mean.mean:+.2f} ({mean.low:+.2f} to {mean.high:+.2f}) | |")
+        print(f"| {name} | all | | {mean.mean:+.2f} ({mean.low:+.2f} to {mean.high:+.2f}) | | |")
     for name, group in runs.items():
         if name != options.reference:
             print(f"\n{name} minus {options.reference}, training loss by {WINDOW:,} steps:")
@@ -83,13 +93,19 @@ def validated_rows(run: Run, folder: str) -> Int[np.ndarray, "rows T+1"]:
     return np.concatenate([np.concatenate([batch["inputs"], batch["targets"][:, -1:]], axis=1) for batch in found])
 
 
-def repeated(rows: Int[np.ndarray, "rows T+1"]) -> Float[np.ndarray, " rows"]:
-    """Of each row, the share of tokens that have followed the one before them earlier in it."""
-    shares = []
-    for row in rows.tolist():
-        pairs = list(itertools.pairwise(row))
-        shares.append(1 - len(set(pairs)) / len(pairs))
-    return np.array(shares)
+def pairs(rows: Int[np.ndarray, "rows T+1"]) -> Int[np.ndarray, "rows T"]:
+    """A number for each pair of neighbours."""
+    return rows[:, :-1].astype(np.int64) << 32 | rows[:, 1:]
+
+
+def repeated(rows: Int[np.ndarray, "rows T"]) -> Float[np.ndarray, " rows"]:
+    """Of each row, the share that was in it before."""
+    return np.array([1 - len(set(row)) / len(row) for row in rows.tolist()])
+
+
+def correlation(one: Float[np.ndarray, " parts"], other: Float[np.ndarray, " parts"]) -> float:
+    """Pearson's."""
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def by_part(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Float[np.ndarray, " parts"]:

@@ -43,6 +43,12 @@ SMALL_DECODER = dict(
     optimizer=dict(decay_steps=1700),
     train=dict(num_steps=8500, eval_interval=850),
 )
+# The same, twelve times as large, for 6 tokens a parameter.
+LARGER_DECODER = dict(
+    model=dict(num_layers=6, num_heads=8, head_dim=32, embed_dim=256, mlp_dim=704),
+    optimizer=dict(decay_steps=1560),
+    train=dict(num_steps=7800, batch_size=32, eval_interval=780, eval_batches=32),
+)
 # Associative recall (or copying), where the loss has a known floor; bytes, a document a row.
 RECALL = dict(
     model=dict(num_layers=2, num_heads=4, embed_dim=64, mlp_dim=176),
@@ -54,6 +60,7 @@ VARIANTS = {
     **{size: (LANGUAGE, dict(model=shape)) for size, shape in SIZES.items()},
     "trained": (LANGUAGE, dict(model=SIZES["base"]), TRAINED),
     "decoder": (LANGUAGE, DECODER, TRAINED, SMALL_DECODER),
+    "larger": (LANGUAGE, DECODER, TRAINED, LARGER_DECODER),
     "recall": (LANGUAGE, DECODER, RECALL),
     "numbers": (TRANSLATION, dict(model=PAIRS), CHANGES["tiny"]),
     "multi30k": (TRANSLATION, dict(model=PAIRS), CHANGES["small"], dict(train=dict(num_steps=1000, checkpoint_interval=200))),

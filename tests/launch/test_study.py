@@ -15,7 +15,7 @@ from mhsh.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launch/study"
-SWEEPS = re.findall(r"^(\w+) +(?:study|evidence|bert|gpt|translation):", LAUNCHER.read_text(encoding="utf-8"), re.MULTILINE)
+SWEEPS = re.findall(r"^(\w+) +[a-z]+:[\w]+ +[a-z]", LAUNCHER.read_text(encoding="utf-8"), re.MULTILINE)
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
