@@ -12,6 +12,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.interop import tensors
 from mhsh.interop.tensors import LAYERS, Parameter, kernel, plain
+from mhsh.models.parameters import KERNELS
 
 # Before every tensor of the body (embeddings, encoder, pooler), unless the checkpoint is a body
 # alone.
@@ -44,20 +45,21 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     Hugging Face numbers the two classes of the next-sentence head the other way: its 0 says that
     the second segment follows, here 1 does.
     """
-    d, f, heads = model.embed_dim, model.mlp_dim, (model.num_heads, model.head_dim)
+    d = model.embed_dim
+    sides = {name: weights.sides(model) for name, weights in KERNELS.items()}
     attention, layer = LAYERS + "attention/", "encoder.layer.{}."
     rows = [
         plain("embeddings/token", TOKEN_TABLE, model.vocab_size, d),
         plain("embeddings/position", "embeddings.position_embeddings.weight", model.max_positions, d),
         plain("embeddings/token_type", "embeddings.token_type_embeddings.weight", model.num_token_types, d),
         *_norm("embeddings/norm", "embeddings.LayerNorm", d),
-        *_linear(attention + "query_", layer + "attention.self.query", (d,), heads),
-        *_linear(attention + "key_", layer + "attention.self.key", (d,), heads),
-        *_linear(attention + "value_", layer + "attention.self.value", (d,), heads),
-        *_linear(attention + "out_", layer + "attention.output.dense", heads, (d,)),
+        *_linear(attention + "query_", layer + "attention.self.query", *sides["query_kernel"]),
+        *_linear(attention + "key_", layer + "attention.self.key", *sides["key_kernel"]),
+        *_linear(attention + "value_", layer + "attention.self.value", *sides["value_kernel"]),
+        *_linear(attention + "out_", layer + "attention.output.dense", *sides["out_kernel"]),
         *_norm(LAYERS + "attention_residual/norm", layer + "attention.output.LayerNorm", d),
-        *_linear(LAYERS + "feed_forward/up_", layer + "intermediate.dense", (d,), (f,)),
-        *_linear(LAYERS + "feed_forward/down_", layer + "output.dense", (f,), (d,)),
+        *_linear(LAYERS + "feed_forward/up_", layer + "intermediate.dense", *sides["up_kernel"]),
+        *_linear(LAYERS + "feed_forward/down_", layer + "output.dense", *sides["down_kernel"]),
         *_norm(LAYERS + "feed_forward_residual/norm", layer + "output.LayerNorm", d),
     ]
     of_heads = {

@@ -20,6 +20,7 @@ from mhsh.interop.exportable import OF_TRAINING, Table, check_fields
 from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_tensors, kernel, plain, read_params, to_tensors
 from mhsh.interop.vocabulary import write_tokenizer
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
+from mhsh.models.parameters import KERNELS
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists, is_dir
 
@@ -194,7 +195,8 @@ def export_llama(folder: Path, model: ModelConfig, params: Any, tokenizer: Token
 
 def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Every parameter of such a model, in the order of computation."""
-    d, heads, kv_heads = model.embed_dim, (model.num_heads, model.head_dim), (model.kv_heads, model.head_dim)
+    d = model.embed_dim
+    sides = {name: weights.sides(model) for name, weights in KERNELS.items()}
     attention, feed_forward, layer = LAYERS + "attention/", LAYERS + "feed_forward/", "model.layers.{}."
     head_norms = [
         plain(f"{attention}{part}_norm/scale", f"{layer}self_attn.{part[0]}_norm.weight", model.head_dim)
@@ -203,15 +205,15 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     return (
         plain("embeddings/token", _TABLE, model.vocab_size, d),
         plain(LAYERS + "attention_residual/norm/scale", layer + "input_layernorm.weight", d),
-        kernel(attention + "query_", layer + "self_attn.q_proj", (d,), heads),
-        kernel(attention + "key_", layer + "self_attn.k_proj", (d,), kv_heads),
-        kernel(attention + "value_", layer + "self_attn.v_proj", (d,), kv_heads),
+        kernel(attention + "query_", layer + "self_attn.q_proj", *sides["query_kernel"]),
+        kernel(attention + "key_", layer + "self_attn.k_proj", *sides["key_kernel"]),
+        kernel(attention + "value_", layer + "self_attn.v_proj", *sides["value_kernel"]),
         *(head_norms if model.qk_norm else ()),
-        kernel(attention + "out_", layer + "self_attn.o_proj", heads, (d,)),
+        kernel(attention + "out_", layer + "self_attn.o_proj", *sides["out_kernel"]),
         plain(LAYERS + "feed_forward_residual/norm/scale", layer + "post_attention_layernorm.weight", d),
-        kernel(feed_forward + "gate_", layer + "mlp.gate_proj", (d,), (model.mlp_dim,)),
-        kernel(feed_forward + "up_", layer + "mlp.up_proj", (d,), (model.mlp_dim,)),
-        kernel(feed_forward + "down_", layer + "mlp.down_proj", (model.mlp_dim,), (d,)),
+        kernel(feed_forward + "gate_", layer + "mlp.gate_proj", *sides["gate_kernel"]),
+        kernel(feed_forward + "up_", layer + "mlp.up_proj", *sides["up_kernel"]),
+        kernel(feed_forward + "down_", layer + "mlp.down_proj", *sides["down_kernel"]),
         plain("encoder/final_norm/scale", "model.norm.weight", d),
         *([kernel("prediction/", "lm_head", (d,), (model.vocab_size,))] if model.head == "untied" else ()),
     )

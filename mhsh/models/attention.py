@@ -20,7 +20,7 @@ from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seed, Seeds, dropout, unstacked
 from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
-from mhsh.models.layers import HeadNorm, Rotation, bias_param, kernel_init, turned
+from mhsh.models.layers import HeadNorm, Rotation, linear, turned
 from mhsh.models.sublayer import Branch
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -61,14 +61,12 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.query_kernel, self.query_bias = self._projection("query", "heads", config.num_heads)
-        self.key_kernel, self.key_bias = self._projection("key", "kv_heads", config.kv_heads)
-        self.value_kernel, self.value_bias = self._projection("value", "kv_heads", config.kv_heads, self.gain)
+        self.query_kernel, self.query_bias = linear(self, "query", config)
+        self.key_kernel, self.key_bias = linear(self, "key", config)
+        self.value_kernel, self.value_bias = linear(self, "value", config, self.gain)
         self.query_norm, self.key_norm = (HeadNorm(config) if config.qk_norm or self.norms else None for _ in range(2))
         self.value_norm = HeadNorm(config) if self.norms else None
-        shape = (config.num_heads, config.head_dim, config.embed_dim)
-        self.out_kernel = self.param("out_kernel", kernel_init(config, ("heads", "head_dim", "embed"), 2, self.gain), shape)
-        self.out_bias = bias_param(self, "out_bias", config, ("embed",), (config.embed_dim,))
+        self.out_kernel, self.out_bias = linear(self, "out", config, self.gain)
 
     def __call__(
         self,
@@ -193,15 +191,6 @@ class MultiHeadAttention(nn.Module):
         # kernel for that.
         out = jnp.tensordot(context, self.out_kernel.astype(dtype), 2)
         return Branch(out, self.out_bias, seed)
-
-    def _projection(
-        self, name: str, axis: str, num_heads: int, gain: float = 1.0
-    ) -> tuple[Float[Array, "D N H"], Float[Array, "N H"]]:
-        config = self.config
-        shape = (config.embed_dim, num_heads, config.head_dim)
-        init = kernel_init(config, ("embed", axis, "head_dim"), 1, gain, num_joint=3)
-        kernel = self.param(f"{name}_kernel", init, shape)
-        return kernel, bias_param(self, f"{name}_bias", config, (axis, "head_dim"), shape[1:])
 
     def _project(
         self, x: Float[Array, "B T D"], kernel: Float[Array, "D N H"], bias: Float[Array, "N H"]

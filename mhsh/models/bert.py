@@ -12,6 +12,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MASK_VALUE
 from mhsh.models.dropout import DropoutKey, dropout, seed_of, subkeys
 from mhsh.models.layers import ACTIVATIONS, LayerNorm, bias_init, embedding_init, kernel_init, position_table
+from mhsh.models.parameters import Kernel
 from mhsh.models.residual import Residual
 from mhsh.models.transformer import Encoder
 from mhsh.models.types import Batch, Outputs
@@ -59,9 +60,9 @@ class PredictionHead(nn.Module):
         if config.head != "bert":
             if config.head == "untied":
                 shape = (config.embed_dim, config.vocab_size)
-                token = jnp.asarray(self.param("kernel", kernel_init(config, ("embed", "vocab"), 1), shape)).T
+                token = jnp.asarray(self.param("kernel", kernel_init(config, Kernel(("embed", "vocab"))), shape)).T
             return jnp.einsum("BPD,VD->BPV", hidden.astype(dtype), token.astype(dtype), preferred_element_type=jnp.float32)
-        kernel = self.param("kernel", kernel_init(config, ("embed", "embed_out"), 1), (config.embed_dim, config.embed_dim))
+        kernel = self.param("kernel", kernel_init(config, Kernel(("embed", "embed_out"))), (config.embed_dim, config.embed_dim))
         bias = self.param("bias", bias_init(("embed",)), (config.embed_dim,))
         hidden = jnp.einsum("BPD,DE->BPE", hidden.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
         hidden = LayerNorm(config, name="norm")(ACTIVATIONS[config.activation](hidden))
@@ -78,7 +79,7 @@ class Pooler(nn.Module):
     @nn.compact
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         dtype, width = jnp.dtype(self.config.compute_dtype), self.config.embed_dim
-        kernel = self.param("kernel", kernel_init(self.config, ("embed", "embed_out"), 1), (width, width))
+        kernel = self.param("kernel", kernel_init(self.config, Kernel(("embed", "embed_out"))), (width, width))
         bias = self.param("bias", bias_init(("embed",)), (width,))
         return jnp.tanh(jnp.einsum("BD,DE->BE", hidden[:, 0].astype(dtype), kernel.astype(dtype)) + bias.astype(dtype))
 
@@ -92,7 +93,7 @@ class Classifier(nn.Module):
     @nn.compact
     def __call__(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows C"]:
         shape = (self.config.embed_dim, self.num_classes)
-        kernel = self.param("kernel", kernel_init(self.config, ("embed", "classes"), 1), shape)
+        kernel = self.param("kernel", kernel_init(self.config, Kernel(("embed", "classes"))), shape)
         bias = self.param("bias", bias_init(("classes",)), (self.num_classes,))
         return jnp.einsum("...D,DC->...C", features.astype(jnp.float32), kernel) + bias
 

@@ -19,19 +19,19 @@ from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.dropout import Seeds, dropout, unstacked
+from mhsh.models.parameters import AXES, KERNELS, Kernel
 from mhsh.models.sublayer import Branch
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
-_REGROUPED = ("heads", "kv_heads", "mlp")  # the axes that regrouping shortens
 
 
-def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain: float = 1.0, num_joint: int = 1) -> Initializer:
-    """The initialiser of a kernel whose first `num_inputs` axes are contracted.
+def kernel_init(config: ModelConfig, kernel: Kernel, gain: float = 1.0) -> Initializer:
+    """The initialiser of a kernel.
 
     `bert`: normal of deviation 0.02, truncated at two deviations (Devlin et al. 2018). `xavier`:
     uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010). `fairseq`: the same,
-    where a kernel is one of `num_joint` that are one matrix there. The code of Admin's authors
+    where a kernel is one of several that are one matrix there. The code of Admin's authors
     (github.com/LiyuanLucasLiu/Transformer-Clinic at 70f72b7, fairseq/fairseq) draws queries, keys
     and values as one matrix [3D,D] (modules/multihead_attention.py, lines 42 and 78), the output
     matrix by itself (line 84), and each feed-forward matrix by itself
@@ -45,13 +45,13 @@ def kernel_init(config: ModelConfig, names: Sequence[str], num_inputs: int, gain
     else:
         init = functools.partial(
             _glorot_uniform,
-            grouped=[name in _REGROUPED for name in names],
-            num_inputs=num_inputs,
+            grouped=[AXES[axis].regrouped for axis in kernel.axes],
+            num_inputs=kernel.num_inputs,
             gain=gain,
             factor=config.layers_per_group if config.fans == "ungrouped" else 1.0,
-            num_joint=num_joint if config.init == "fairseq" else 1,
+            num_joint=kernel.num_joint if config.init == "fairseq" else 1,
         )
-    return nn.with_logical_partitioning(init, tuple(names))
+    return nn.with_logical_partitioning(init, kernel.axes)
 
 
 def _glorot_uniform(
@@ -110,6 +110,14 @@ def bias_param(
     add.
     """
     return jnp.asarray(module.param(name, bias_init(names), shape)) if config.bias else jnp.zeros(shape)
+
+
+def linear(module: nn.Module, name: str, config: ModelConfig, gain: float = 1.0) -> tuple[Array, Array]:
+    """A kernel of KERNELS and its bias, as parameters of `module`."""
+    kernel = KERNELS[f"{name}_kernel"]
+    inputs, outputs = kernel.sides(config)
+    weights = module.param(f"{name}_kernel", kernel_init(config, kernel, gain), inputs + outputs)
+    return weights, bias_param(module, f"{name}_bias", config, kernel.axes[kernel.num_inputs :], outputs)
 
 
 def position_table(module: nn.Module, name: str, config: ModelConfig) -> Float[Array, "T D"]:
@@ -276,15 +284,11 @@ class FeedForward(nn.Module):
     gain: float = 1.0  # DeepNorm's beta on both kernels
 
     def setup(self) -> None:
-        config = self.config
-        width, hidden = config.embed_dim, config.mlp_dim
-        self.up_kernel = self.param("up_kernel", kernel_init(config, ("embed", "mlp"), 1, self.gain), (width, hidden))
-        self.up_bias = bias_param(self, "up_bias", config, ("mlp",), (hidden,))
+        config, gain = self.config, self.gain
+        self.up_kernel, self.up_bias = linear(self, "up", config, gain)
         if config.mlp == "gated":
-            self.gate_kernel = self.param("gate_kernel", kernel_init(config, ("embed", "mlp"), 1, self.gain), (width, hidden))
-            self.gate_bias = bias_param(self, "gate_bias", config, ("mlp",), (hidden,))
-        self.down_kernel = self.param("down_kernel", kernel_init(config, ("mlp", "embed"), 1, self.gain), (hidden, width))
-        self.down_bias = bias_param(self, "down_bias", config, ("embed",), (width,))
+            self.gate_kernel, self.gate_bias = linear(self, "gate", config, gain)
+        self.down_kernel, self.down_bias = linear(self, "down", config, gain)
 
     def __call__(self, x: Float[Array, "B T D"], seeds: Seeds) -> Float[Array, "B T D"]:
         return self.branch(x, seeds).output(self.config.hidden_dropout)

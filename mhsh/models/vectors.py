@@ -19,11 +19,11 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import projects_jointly
 from mhsh.models.devices import tensor_is_sharded
 from mhsh.models.kernels.select import takes_kernels
+from mhsh.models.parameters import PROJECTIONS, is_kernel
 
 Path = tuple[str, ...]
 
 _VECTORS: Path = ("params", "vectors")
-_PROJECTIONS = ("query_kernel", "key_kernel", "value_kernel")
 
 
 class Packing(NamedTuple):
@@ -42,9 +42,9 @@ def packing(config: ModelConfig, layers: Any) -> Packing | None:
     flat: dict[Path, Any] = flatten_dict(layers)
     # By name, but the last bias of a sublayer is beside its residual scheme, which adds it.
     order = sorted(flat, key=lambda path: (path[0], path[-1] in ("out_bias", "down_bias"), path))
-    shapes = {path: flat[path].shape[1:] for path in order if not path[-1].endswith("kernel")}
+    shapes = {path: flat[path].shape[1:] for path in order if not is_kernel(path[-1])}
     are_joint = config.remat_policy != "gathered_groups" and takes_kernels(config) and projects_jointly(config)
-    return Packing(shapes, tuple(path[:-1] for path in flat if path[-1] == _PROJECTIONS[0]) if are_joint else ())
+    return Packing(shapes, tuple(path[:-1] for path in flat if path[-1] == "query_kernel") if are_joint else ())
 
 
 def packed(packing: Packing, variables: Any) -> Any:
@@ -55,7 +55,7 @@ def packed(packing: Packing, variables: Any) -> Any:
     rows = [flat.pop(("params", *path)) for path in packing.shapes]
     flat[_VECTORS] = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in rows], axis=1)
     for path in packing.joint:
-        parts = [flat.pop(("params", *path, name)) for name in _PROJECTIONS]
+        parts = [flat.pop(("params", *path, name)) for name in PROJECTIONS]
         flat["params", *path, "projection_kernel"] = jnp.stack(parts, axis=2)
     return unflatten_dict(flat)
 
@@ -70,5 +70,5 @@ def unpacked(packing: Packing, variables: Any) -> Any:
         begin = end
     for path in packing.joint:
         parts = jnp.unstack(flat.pop(("params", *path, "projection_kernel")), axis=1)
-        flat |= {("params", *path, name): part for name, part in zip(_PROJECTIONS, parts, strict=True)}
+        flat |= {("params", *path, name): part for name, part in zip(PROJECTIONS, parts, strict=True)}
     return unflatten_dict(flat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,24 +13,21 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from mhsh.config.entries import add_optimizer
 from mhsh.config.schema import Config, OptimizerConfig
 from mhsh.config.shapes import feed_forward_kernels
-from mhsh.training.optimizer import STACKED, adam, parameter_path
+from mhsh.models.parameters import KERNELS, STACKED, Kernel, parameter_path
+from mhsh.training.optimizer import adam
 
-# Muon's matrices by the last name of a parameter's path: the axes that are contracted, and the axes
-# of the output, counted from the last one. The other axes, layers first, number the matrices.
-_FEED_FORWARD = dict.fromkeys(("up_kernel", "gate_kernel", "down_kernel"), MuonDimensionNumbers((-2,), (-1,)))  # [D,F], [F,D]
-_QUERY_KEY_VALUE, _OUT = ("query_kernel", "key_kernel", "value_kernel"), "out_kernel"  # [D,N,H] and [N,H,D]
-MUON_MATRICES: Mapping[str, Mapping[str, MuonDimensionNumbers]] = {  # by optimizer.muon_heads
-    "joined": {
-        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-2, -1))),
-        _OUT: MuonDimensionNumbers((-3, -2), (-1,)),
-        **_FEED_FORWARD,
-    },
-    "each": {
-        **dict.fromkeys(_QUERY_KEY_VALUE, MuonDimensionNumbers((-3,), (-1,))),
-        _OUT: MuonDimensionNumbers((-2,), (-1,)),
-        **_FEED_FORWARD,
-    },
-}
+
+def muon_axes(kernel: Kernel, heads: str) -> MuonDimensionNumbers:
+    """The axes that a kernel contracts, and those of its output, counted from the last one; all
+    others number the matrices, layers first: with `heads` = each (optimizer.muon_heads) heads, too.
+    """
+    numbers = range(-len(kernel.axes), 0)
+    inputs, outputs = (
+        tuple(number for number in side if heads == "joined" or kernel.axes[number] not in ("heads", "kv_heads"))
+        for side in (numbers[: kernel.num_inputs], numbers[kernel.num_inputs :])
+    )
+    return MuonDimensionNumbers(inputs, outputs)
+
 
 # The root mean square of AdamW's updates, to which Muon's are scaled (arXiv 2502.16982, section
 # 2.2), so that AdamW's learning rate and weight decay carry over.
@@ -73,7 +69,7 @@ def muon(optimizer: OptimizerConfig) -> optax.GradientTransformation:
 
     A stacked kernel is a matrix for each layer: of all heads, or of one head (muon_heads = each).
     """
-    moments, by_name = adam(optimizer), MUON_MATRICES[optimizer.muon_heads]
+    moments, by_name = adam(optimizer), {name: muon_axes(kernel, optimizer.muon_heads) for name, kernel in KERNELS.items()}
 
     def matrix(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
         *parents, name = parameter_path(path).split("/")

@@ -5,7 +5,6 @@ and weight decay; the schedule; and which parameters have weight decay.
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -15,26 +14,9 @@ import optax
 from mhsh.config.entries import SCHEMES, UPDATE_RULES, add_optimizer, check_entries
 from mhsh.config.schema import Config, OptimizerConfig, TrainConfig
 from mhsh.errors import UserError
-
-# The first matching row decides, on paths such as encoder/layers/attention/query_kernel. The
-# parameters of a residual scheme are its own rows, which come first. A parameter without a row is
-# an error.
-DECAYED_PARAMETERS: tuple[tuple[str, bool], ...] = (
-    (r"norm/(scale|bias)$", False),
-    (r"bias$", False),
-    (r"kernel$", True),
-    (r"^embeddings/(token|position|token_type|source_position|target_position)$", True),
-)
-
-# Parameters below this name are stacked over the layers on axis 0.
-STACKED = "layers"
+from mhsh.models.parameters import STACKED, has_decay, parameter_path
 
 Scalar = float | jax.Array
-
-
-def parameter_path(path: tuple[Any, ...]) -> str:
-    """encoder/layers/... for a key path of jax.tree_util, without the boxes around parameters."""
-    return "/".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
 def decay_mask(residual: str, params: Any) -> Any:
@@ -45,13 +27,11 @@ def decay_mask(residual: str, params: Any) -> Any:
       UserError: neither DECAYED_PARAMETERS nor the scheme decides about a parameter.
     """
     scheme = SCHEMES[residual].residual
-    rows = (*((rf"(^|/){name}$", decayed) for name, decayed in scheme.decayed.items()), *DECAYED_PARAMETERS)
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
         name = parameter_path(path)
-        for pattern, decayed in rows:
-            if re.search(pattern, name):
-                return decayed
+        if (decayed := has_decay(name, scheme.decayed)) is not None:
+            return decayed
         raise UserError(
             f"nothing says whether the parameter {name} has weight decay; where it is one of {scheme.__name__}, add "
             f'decayed = {{"{name.rpartition("/")[2]}": False}} to the class, or True'

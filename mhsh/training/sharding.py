@@ -17,39 +17,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS
+from mhsh.models.parameters import AXES, axis_length
 
 DATA_AXIS, FSDP_AXIS = BATCH_AXES
 MESH_AXES = (*BATCH_AXES, TENSOR_AXIS)
 ROWS = PartitionSpec(BATCH_AXES)  # of arrays with a row for each row of the batch
 
-# Logical axis -> mesh axes. For `heads` see `axis_rules`; for `fsdp` `parameter_specs`.
-AXIS_RULES: dict[str, str | tuple[str, ...] | None] = {
-    "batch": BATCH_AXES,
-    "length": None,
-    "activation": None,  # the width of the residual stream: not sharded
-    "embed": None,
-    "embed_out": None,
-    "head_dim": None,
-    "streams": None,  # of mhc_lite, and the weights that mix them
-    "mixing": None,
-    "mlp": "tensor",
-    "vocab": "tensor",
-    "positions": None,
-    "classes": None,
-    "layers": None,
-}
-
-
-# A parameter whose axes have the width D and one of these is a matrix. Only matrices are sharded
-# over `fsdp`: all vectors together are a hundredth of a model, and a collective each would be most
-# of a step's collectives.
-_WIDE_AXES = frozenset({"embed_out", "heads", "kv_heads", "mlp", "vocab"})
-
 
 def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
-    """The table for one model. Heads are sharded over `tensor` too, but a single head is not."""
-    heads = {"heads": model.num_heads, "kv_heads": model.kv_heads}
-    return (*AXIS_RULES.items(), *((axis, "tensor" if count > 1 else None) for axis, count in heads.items()))
+    """The mesh axes of each logical axis. A single head is not sharded. Of activations, rows are;
+    the width of the residual stream, `activation`, is not.
+    """
+    axes = {name: TENSOR_AXIS if axis.tensor and axis_length(model, name) != 1 else None for name, axis in AXES.items()}
+    return (("batch", BATCH_AXES), ("length", None), ("activation", None), *axes.items())
 
 
 def check_divisibility(config: Config, shape: Mapping[str, int]) -> None:
@@ -68,26 +48,21 @@ def indivisible(config: Config, shape: Mapping[str, int]) -> Iterator[str]:
             f"train.batch_size = {train.batch_size} in train.accumulation_steps = {train.accumulation_steps} gives {rows} rows, "
             f"which mesh.data x mesh.fsdp = {shape['data']} x {shape['fsdp']} does not divide; make it a multiple of {shards}"
         )
-    sizes = {
-        ("embed", "model.embed_dim"): model.embed_dim,
-        ("mlp", "model.mlp_dim"): model.mlp_dim,
-        ("vocab", "model.vocab_size"): model.vocab_size,
-        ("heads", "model.num_heads"): model.num_heads,
-        ("kv_heads", "model.num_kv_heads"): model.kv_heads,
-    }
-    rules = dict(axis_rules(model)) | {"embed": "fsdp"}  # where no other axis divides
-    for (axis, field), size in sizes.items():
-        mesh_axis = rules[axis]
-        if mesh_axis and size % shape[mesh_axis]:
+    for name, mesh_axis in (dict(axis_rules(model)) | {"embed": "fsdp"}).items():  # where no other axis divides
+        if name in AXES and mesh_axis and (size := axis_length(model, name)) % shape[mesh_axis]:
             yield (
-                f"{field} = {size} is not divisible by mesh.{mesh_axis} = {shape[mesh_axis]}; change one of the two "
-                f"(next multiple: {-(-size // shape[mesh_axis]) * shape[mesh_axis]})"
+                f"model.{AXES[name].field} = {size} is not divisible by mesh.{mesh_axis} = {shape[mesh_axis]}; change one of the "
+                f"two (next multiple: {-(-size // shape[mesh_axis]) * shape[mesh_axis]})"
             )
 
 
 def matrices(boxed: Any) -> Any:
-    """True for each matrix of parameters (or optimiser state) that are boxed with logical names."""
-    return jax.tree.map(lambda names: "embed" in names and not _WIDE_AXES.isdisjoint(names), nn.get_partition_spec(boxed))
+    """True for each matrix of parameters (or optimiser state) that are boxed with logical names.
+    Only matrices are sharded over `fsdp`: all vectors together are a hundredth of a model, and a
+    collective each would be most of a step's collectives.
+    """
+    wide = {name for name, axis in AXES.items() if axis.wide}
+    return jax.tree.map(lambda names: "embed" in names and not wide.isdisjoint(names), nn.get_partition_spec(boxed))
 
 
 def parameter_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfig) -> Any:

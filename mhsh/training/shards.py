@@ -26,8 +26,8 @@ from jaxtyping import Array
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.build import boxed_parameters
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS, batch_is_sharded, current_platform, tensor_is_sharded
+from mhsh.models.parameters import is_kernel, parameter_path
 from mhsh.models.types import Batch
-from mhsh.training.optimizer import parameter_path
 from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrices, parameter_specs
 
 # A TPU holds the last axis of an array in lanes, so many at a time.
@@ -108,7 +108,7 @@ def summed_gradients(gradients: Any, config: Config) -> Any:
     def of_matrix(path: tuple[Any, ...], gradient: Array | Shard, spec: PartitionSpec) -> Array:
         if isinstance(gradient, Shard):
             return gradient.value
-        return _summed(gradient.astype(dtype) if _is_kernel(path) else gradient, _fsdp_axis(spec))
+        return _summed(gradient.astype(dtype) if is_kernel(parameter_path(path)) else gradient, _fsdp_axis(spec))
 
     paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda leaf: isinstance(leaf, Shard))
     leaves = [leaf for _, leaf in paths_and_leaves]
@@ -126,7 +126,7 @@ def as_used(model: ModelConfig, params: Any) -> Any:
     """The parameters with kernels in model.compute_dtype, in which alone they are used."""
 
     def cast(path: tuple[Any, ...], leaf: Array, is_matrix: bool) -> Array:
-        return leaf.astype(model.compute_dtype) if is_matrix and _is_kernel(path) else leaf
+        return leaf.astype(model.compute_dtype) if is_matrix and is_kernel(parameter_path(path)) else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params, matrices(boxed_parameters(model)))
 
@@ -162,7 +162,7 @@ def _boxed(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str) -> 
         if not is_matrix:
             return shard
         dtypes = ("float32", "float32")
-        if _is_kernel(path):
+        if is_kernel(parameter_path(path)):
             dtypes = model.compute_dtype, _gradient_dtype(model, gradient_dtype)
         axis = _fsdp_axis(spec)
         return Shard(shard, None if axis is None else axis - shard.ndim, *dtypes)
@@ -246,8 +246,3 @@ def _fsdp_axis(spec: PartitionSpec) -> int | None:
 def _gradient_dtype(model: ModelConfig, gradient_dtype: str) -> str:
     """In which kernels' gradients are added up, by train.gradient_dtype."""
     return model.compute_dtype if gradient_dtype == "compute" else "float32"
-
-
-def _is_kernel(path: tuple[Any, ...]) -> bool:
-    """Of matrices: all but embedding tables."""
-    return parameter_path(path).endswith("kernel")

@@ -9,7 +9,8 @@ import optax
 import pytest
 from msgspec.structs import replace
 
-from mhsh.training.optimizer import build_optimizer, learning_rate, parameter_path
+from mhsh.models.parameters import parameter_path
+from mhsh.training.optimizer import build_optimizer, learning_rate
 
 STEPS = 4
 CLOSE = dict(rtol=1e-5, atol=1e-6)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
+from mhsh.models.parameters import parameter_path
 from mhsh.training import memory
 from mhsh.training.memory import (
     CANDIDATES,
@@ -18,7 +19,7 @@ from mhsh.training.memory import (
     with_policy,
 )
 from mhsh.training.mesh import make_mesh
-from mhsh.training.optimizer import build_optimizer, parameter_path
+from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 

@@ -17,7 +17,8 @@ from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_shapes
-from mhsh.training.optimizer import DECAYED_PARAMETERS, decay_mask, decayed_count
+from mhsh.models.parameters import DECAYED_PARAMETERS
+from mhsh.training.optimizer import decay_mask, decayed_count
 from tests.training.optimizers import CLOSE, by_path, gradients, optimizer_with_rate, rate_of, trained
 
 MASK = functools.partial(decay_mask, "admin")
@@ -57,7 +58,7 @@ def test_the_decayed_parameters_are_counted(make_config):
 
 def test_every_row_of_the_table_is_needed(make_config):
     paths = by_path(parameter_shapes(replace(make_config("bert", "2l8h").model, residual="post_ln")))
-    first_rows = {next(i for i, (pattern, _) in enumerate(DECAYED_PARAMETERS) if re.search(pattern, path)) for path in paths}
+    first_rows = {next(i for i, pattern in enumerate(DECAYED_PARAMETERS) if re.search(pattern, path)) for path in paths}
     assert first_rows == set(range(len(DECAYED_PARAMETERS)))
 
 

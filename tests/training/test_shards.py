@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mhsh.models.build import build_model, forward
+from mhsh.models.parameters import parameter_path
 from mhsh.planning.hlo import parse_module, read_collectives
 from mhsh.training import shards
-from mhsh.training.optimizer import parameter_path
 from mhsh.training.sharding import shardings_of
 from mhsh.training.shards import as_used, over_shards, shard_specs, summed_gradients
 from tests.training.batches import random_batch

@@ -26,12 +26,13 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, by_xla
+from mhsh.models.parameters import parameter_path
 from mhsh.models.types import SUBLAYERS
 from mhsh.storage.run_folder import RunFolder, vocab_file
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
 from mhsh.training.mesh import make_mesh
-from mhsh.training.optimizer import build_optimizer, parameter_path
+from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES
 from mhsh.training.state import TrainState, abstract_state
 
