@@ -68,8 +68,8 @@ def decoded(content: bytes, where: str) -> str:
     Args:
       where: the file, for the error.
 
-    Raises:
-      UserError: it is no text; it names the line, what the bytes look like and what to do.
+    Raises UserError where it is no text; it names the line, what the bytes look like and what to
+    do.
     """
     check_head(content[:HEAD_BYTES], where)
     encoding = marked_encoding(content)
@@ -116,8 +116,7 @@ def checked(text: str, what: str) -> str:
     Args:
       what: the flag, or the argument, for the error.
 
-    Raises:
-      UserError: it has such a character.
+    Raises UserError where it has such a character.
     """
     lone = _LONE.search(text)
     if lone is None:

@@ -81,9 +81,7 @@ class LoadedModel:
 
         mlm: [CLS] text [SEP], where [MASK] in a text is the mask. clm: the text alone, as training
         reads one stream in which [SEP] ends each document. translation: the text and its end mark.
-
-        Raises:
-          UserError: a text has no token, or more than the model has positions.
+        Raises UserError where a text has no token, or more than the model has positions.
         """
         texts, tokenizer = listed(texts), self.tokenizer
         if isinstance(tokenizer, SubwordTokenizer):
@@ -107,10 +105,8 @@ class LoadedModel:
 
         clm: of the next token. mlm: of the token itself. translation: of the T tokens of `targets`,
         which has one target per text, given the text and the tokens before; T counts the end mark.
-
-        Raises:
-          UserError: `targets` are missing, or given for another kind of model, or `encode` refuses
-            a text.
+        Raises UserError where `targets` are missing, or given for another kind of model, or
+        `encode` refuses a text.
         """
         batch, longest = self._batch(texts, targets)
         logits = self._compute(_forward(self.model.config), batch)
@@ -124,10 +120,8 @@ class LoadedModel:
         clm: of every token but the first, given those before. translation: of the tokens of
         `target`, given `text`. Both are computed as in validation. mlm: of every token while it
         alone is masked, the pseudo log-likelihood of Salazar et al. 2020 (arXiv 1910.14659).
-        Validation masks many drawn tokens at once, which is harder.
-
-        Raises:
-          UserError: there is no token to predict, or `logits` refuses the texts.
+        Validation masks many drawn tokens at once, which is harder. Raises UserError where there is
+        no token to predict, or `logits` refuses the texts.
         """
         if self._objective == "mlm":
             self._check_targets(target)
@@ -153,9 +147,8 @@ class LoadedModel:
           temperature: of the softmax that tokens are drawn from; 0 takes the likeliest.
           top_k: draw from the `top_k` likeliest tokens (0: from all).
 
-        Raises:
-          UserError: the model is not causal, a value is not allowed, or a prompt fills the model's
-            positions.
+        Raises UserError where the model is not causal, a value is not allowed, or a prompt fills
+        the model's positions.
         """
         self._check_method("generate")
         check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
@@ -191,10 +184,8 @@ class LoadedModel:
     def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
         """The `top` likeliest tokens for every [MASK] of the text, the likeliest first.
 
-        The probabilities are over the whole vocabulary; special tokens are left out.
-
-        Raises:
-          UserError: the model is not masked, the text has no [MASK], or `encode` refuses it.
+        The probabilities are over the whole vocabulary; special tokens are left out. Raises
+        UserError where the model is not masked, the text has no [MASK], or `encode` refuses it.
         """
         self._check_method("fill")
         check_values(top=top)
@@ -212,10 +203,8 @@ class LoadedModel:
 
     def translate(self, texts: Texts, *, beam: int = 4, length_penalty: float = 0.6) -> Texts:
         """The translations of the texts, by beam search with `beam` hypotheses, which are scored by
-        log-probability / length ** `length_penalty`.
-
-        Raises:
-          UserError: the model does not translate, a value is not allowed, or a text is too long.
+        log-probability / length ** `length_penalty`. Raises UserError where the model does not
+        translate, a value is not allowed, or a text is too long.
         """
         lines = self.translate_lines(listed(texts), beam=beam, length_penalty=length_penalty).lines
         return _like(texts, lines)
@@ -326,9 +315,8 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
       mesh: devices on the axes data, fsdp and tensor, such as {"tensor": 2}; one device if not
         given. The run may have been trained on any other mesh.
 
-    Raises:
-      UserError: it is no run that was pre-trained or translates, it has no such checkpoint, or the
-        devices do not fit.
+    Raises UserError where it is no run that was pre-trained or translates, it has no such
+    checkpoint, or the devices do not fit.
     """
     folder = RunFolder(run)
     config = with_policy(folder.read_config(), "none")  # the weights are gathered once

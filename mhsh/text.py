@@ -63,10 +63,8 @@ def _digits(number: float) -> str:
 
 
 def whole_numbers(flag: str, text: str, least: int = 1) -> list[int]:
-    """The numbers of a list such as 1,4,16, which a flag was given.
-
-    Raises:
-      UserError: one of them is not a whole number, is below `least`, or is there twice.
+    """The numbers of a list such as 1,4,16, which a flag was given. Raises UserError where one of
+    them is not a whole number, is below `least`, or is there twice.
     """
     parts = text.split(",")
     numbers = [int(part) if part.isdecimal() else -1 for part in parts]

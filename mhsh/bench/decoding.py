@@ -59,10 +59,8 @@ class Amounts(NamedTuple):
 
 
 def decode(configs: Mapping[str, Config], amounts: Amounts, rounds: int, note: Note) -> BenchResults:
-    """Times decoding with `configs`, by name.
-
-    Raises:
-      UserError: the configs are neither causal nor translation models, or have too few positions.
+    """Times decoding with `configs`, by name. Raises UserError where the configs are neither causal
+    nor translation models, or have too few positions.
     """
     settings = workloads(configs, amounts)
     note("making the models")

@@ -36,10 +36,8 @@ T = TypeVar("T")
 
 
 class Interval(Struct, frozen=True):
-    """A median, and an interval that holds the true median with probability `confidence`.
-
-    Raises:
-      ValueError: the median lies outside its interval.
+    """A median, and an interval that holds the true median with probability `confidence`. Raises
+    ValueError where the median lies outside its interval.
     """
 
     median: NonNegative
@@ -64,12 +62,10 @@ def median_interval(values: Sequence[float]) -> Interval:
     """The median of independent values, with its distribution-free interval.
 
     Of n sorted values, the k-th smallest and the k-th largest enclose the true median with
-    probability 1 - 2 P(Binomial(n, 1/2) < k), for any distribution (David and Nagaraja 2003,
-    Order Statistics, section 7.1). k is the largest for which this is at least CONFIDENCE, and 1
-    where there is none: five values give 93.75 %, six 96.9 %.
-
-    Raises:
-      ValueError: there are no values.
+    probability 1 - 2 P(Binomial(n, 1/2) < k), for any distribution (David and Nagaraja 2003, Order
+    Statistics, section 7.1). k is the largest for which this is at least CONFIDENCE, and 1 where
+    there is none: five values give 93.75 %, six 96.9 %. Raises ValueError where there are no
+    values.
     """
     if not values:
         raise ValueError("no values, no median")
@@ -214,10 +210,8 @@ class _Grid(Struct):
 
 
 def read(path: str) -> BenchResults:
-    """The results of any kind of bench.
-
-    Raises:
-      UserError: the file cannot be read, is of another format, or is damaged.
+    """The results of any kind of bench. Raises UserError where the file cannot be read, is of
+    another format, or is damaged.
     """
     content = read_object(path)
     if not {"format", "kind", "cells"} <= content.keys():
@@ -229,9 +223,7 @@ def read(path: str) -> BenchResults:
 
 def read_grid(path: str) -> BenchResults:
     """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
-
-    Raises:
-      UserError: the file cannot be read, is of another kind or format, or is damaged.
+    Raises UserError where the file cannot be read, is of another kind or format, or is damaged.
     """
     results = read(path)
     if results.kind not in GRID_KINDS:

@@ -35,9 +35,7 @@ LENGTHS = (32, 128, 512)  # of the forward pass, as far as positions reach
 
 def train(configs: Mapping[str, Config], schedule: Schedule, note: Note) -> BenchResults:
     """Times the training steps of `configs` (by name; the others are compared with the first).
-
-    Raises:
-      UserError: a loss or a gradient is not finite.
+    Raises UserError where a loss or a gradient is not finite.
     """
     cells = [(train_setting(configs), [training(name, config, note) for name, config in configs.items()])]
     return bench("train", "token", configs, cells, schedule, note)
@@ -55,8 +53,7 @@ def inference(configs: Mapping[str, Config], settings: Sequence[tuple[int, int]]
     Args:
       settings: (rows, tokens of a row), as of `grid`.
 
-    Raises:
-      UserError: logits are not finite.
+    Raises UserError where logits are not finite.
     """
     note("making the models")
     makers = [Inference(name, config) for name, config in configs.items()]
@@ -77,10 +74,8 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
     """(rows, tokens of a row) of every setting, from --batch and --length.
 
     Without --length these are the LENGTHS that every model has positions for, or the longest that
-    every model has.
-
-    Raises:
-      UserError: not whole numbers, or a length that a model has no positions for.
+    every model has. Raises UserError where one is no whole number, or a model has no positions for
+    a length.
     """
     positions = min(config.model.max_positions for config in configs.values())
     fitting = [tokens for tokens in LENGTHS if tokens <= positions] or [positions]
@@ -164,10 +159,8 @@ def built(config: Config) -> tuple[Model, Mesh, Any]:
 
 
 def setting_config(config: Config, batch: int, length: int) -> Config:
-    """The same model on `batch` rows of `length` tokens, on one device.
-
-    Raises:
-      UserError: the model has too few positions.
+    """The same model on `batch` rows of `length` tokens, on one device. Raises UserError where the
+    model has too few positions.
     """
     if length > config.model.max_positions:
         raise UserError(

@@ -80,8 +80,7 @@ def bench(
         comes.
       options: what its `settings` say besides the schedule.
 
-    Raises:
-      UserError: what a candidate computes is not finite.
+    Raises UserError where what a candidate computes is not finite.
     """
     is_bfloat16 = all(config.model.compute_dtype == "bfloat16" for config in configs.values())
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind) if is_bfloat16 else None

@@ -131,10 +131,7 @@ def _configs(config: Config, against: Config | None) -> dict[str, Config]:
 
 def measured(name: str, bench: Callable[[], BenchResults], out: str | None) -> int:
     """The exit status of a bench called `name`, with its results printed, and written to `out`.
-    After Ctrl-C nothing is written.
-
-    Raises:
-      UserError: `out` cannot be written.
+    After Ctrl-C nothing is written. Raises UserError where `out` cannot be written.
     """
     if out is not None:
         check_suffix("--out", out, "this is JSON", ".json")

@@ -78,10 +78,6 @@ def run(
       paper: write report.pdf, all figures in a serif face, and report.tex, the table of results
       watch: serve the page on this machine and refresh it while runs train
       port: where --watch serves it; any free port by default
-
-    Raises:
-      UserError: there is nothing to draw, a file is in the way that is no former report, or an
-        argument is wrong.
     """
     if not paths:
         raise UserError("mhsh compare needs PATH; see mhsh compare --help")
@@ -104,10 +100,8 @@ def run(
 
 
 def write_report(question: Question, page: Path, with_png: bool = False, for_paper: bool = False) -> Report:
-    """Writes the report and prints its start.
-
-    Raises:
-      UserError: as `run`.
+    """Writes the report and prints its start. Raises UserError where there is nothing to draw, a
+    file is in the way that is no former report, or an argument is wrong.
     """
     write_files = prepare_files(page, with_png, for_paper)
     report = make_report(question)
@@ -128,10 +122,8 @@ def write_report(question: Question, page: Path, with_png: bool = False, for_pap
 
 
 def make_report(question: Question) -> Report:
-    """The report on runs, or on what `mhsh bench` measured.
-
-    Raises:
-      UserError: an argument is wrong.
+    """The report on runs, or on what `mhsh bench` measured. Raises UserError where an argument is
+    wrong.
     """
     benches = [path for path in question.paths if _is_bench(path)]
     if not benches:

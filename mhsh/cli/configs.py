@@ -24,9 +24,6 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
 
     Args:
       config: print this config as JSON
-
-    Raises:
-      UserError: there is no such file or variant, or the config is not valid.
     """
     if config is not None:
         print(json.dumps(_resolved(config), indent=2))

@@ -26,10 +26,6 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
     Args:
       out: where it goes, new
       all_steps: write every checkpoint that is kept, each into OUT/STEP
-
-    Raises:
-      UserError: transformers has no model that computes what the run's does, there is no such
-        checkpoint or vocabulary, or `out` is not new.
     """
     from mhsh.interop.export_bert import check_exportable, export_bert
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints

@@ -58,9 +58,6 @@ def run(
       seeds: K,... of heads, dropout and row order
       rates: R,... learning rates; the task's own metric chooses one, by its mean over the seeds
       fresh: take RUN's shape and vocabulary, not its parameters
-
-    Raises:
-      UserError: the run cannot be fine-tuned, or whatever is wrong with the config or its data.
     """
     seed_numbers = whole_numbers("--seeds=", seeds, least=0)
     configs: dict[str, dict[int, Config]] = {}
@@ -118,11 +115,8 @@ def _score(config: Config, summary: Mapping[str, Mapping[str, Any]]) -> float:
 
 def fine_tuning_fields(folder: RunFolder, fields: Mapping[str, Any], seed: int, fresh: bool) -> dict[str, Any]:
     """The config of one fine-tuning, unchecked: the model and the vocabulary of the run in
-    `folder`, all else from `fields`.
-
-    Raises:
-      UserError: the run was not pre-trained on WordPiece tokens with an encoder alone, or the
-        config is none of fine-tuning.
+    `folder`, all else from `fields`. Raises UserError where the run was not pre-trained on
+    WordPiece tokens with an encoder alone, or the config is none of fine-tuning.
     """
     there = folder.read_config()
     if isinstance(there.data, TranslationDataConfig) or there.data.tokenizer != "wordpiece":

@@ -72,11 +72,6 @@ def run(
         on it
       labels: the task's labels, A,B,..., in the order of the checkpoint's outputs, where its
         config.json does not name them
-
-    Raises:
-      UserError: as `import_bert`, `import_llama` or `in_task_order`, or the vocabulary is missing,
-        does not fit, or is another tokenizer's; `out` is not new; an override is of a field that
-        the checkpoint decides.
     """
     check_new_folder(out)
     asked = _asked(config, task)

@@ -40,9 +40,6 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
       what: what data.source takes, a file, or a folder of texts, of a checkpoint or of a run
       vocab: of a source: a vocab.txt, to count the characters that it does not know
       lowercase: that vocabulary is of lower case
-
-    Raises:
-      UserError: nothing can be read.
     """
     if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
         lines = _of_source(what, vocab, lowercase)

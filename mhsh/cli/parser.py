@@ -52,10 +52,8 @@ class Changed(NamedTuple):
     changes: Changes
 
     def check_kept(self, made: Config | Mapping[str, Any], decided_by: str) -> None:
-        """Checks that what came of the fields has every override.
-
-        Raises:
-          UserError: `decided_by`, such as a checkpoint, gave a field another value.
+        """Checks that what came of the fields has every override. Raises UserError where
+        `decided_by`, such as a checkpoint, gave a field another value.
         """
         values = flatten(made)
         for path, text in self.changes:
@@ -186,9 +184,7 @@ def command_module(command: str) -> ModuleType:
 
 def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     """What runs a command with these arguments; None: its help was asked for, and is printed.
-
-    Raises:
-      UserError: an argument is missing, unknown or of another type.
+    Raises UserError where an argument is missing, unknown or of another type.
     """
     page, rest = _chosen(command, list(arguments))
     if page is None:

@@ -48,9 +48,6 @@ def run(
         or gb200
       price: KIND:DOLLARS of a chip-hour; adds what the run costs on those chips
       as_json: print one JSON object
-
-    Raises:
-      UserError: a flag is wrong, or a config does not divide over the devices.
     """
     from mhsh.planning.compiled import measure, parse_topology
     from mhsh.planning.ledger import ledger

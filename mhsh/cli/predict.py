@@ -86,10 +86,6 @@ def run(
       top_k: causal: draw from the so many likeliest tokens; all by default
       seed: causal: equal seeds give equal texts; 0 by default
       top: masked: how many words for each mask; 5 by default
-
-    Raises:
-      UserError: an option is of another kind of run, the input is not what the run reads, or
-        `output` or `details` exists.
     """
     flags = {name: value for name, value in locals().items() if name not in ("folder", "input", "output", "step")}
     options = {name: value for name, value in flags.items() if value is not None}

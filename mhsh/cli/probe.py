@@ -90,10 +90,6 @@ def run(
       depths: of amplification: numbers of layers; 6,12,24,48,96,192,384 by default
       schemes: of amplification: some residual schemes; all by default
       draws: of amplification: random changes that are averaged; 8 by default
-
-    Raises:
-      UserError: neither runs nor a config are given, or both; a run has no such checkpoint; a file
-        is there already.
     """
     options = _options(kind, {name: value for name, value in locals().items() if value is not None})
     config = given.config

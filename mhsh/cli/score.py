@@ -44,10 +44,6 @@ def translation(
       references: a file with the references, line by line
       baseline: as many files of another system, in the same order of seeds
       lowercase: compare without case
-
-    Raises:
-      UserError: a file cannot be read or is no UTF-8, the files differ in lines, they hold none, or
-        there are not as many of the baseline.
     """
     if len(baseline) != len(hypotheses) and (baseline or len(hypotheses) > 1):
         raise UserError(
@@ -88,10 +84,6 @@ def glue(*, task: str, labels: str, predictions: str) -> int:
       task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli
       labels: the task's original TSV with labels, plain or compressed
       predictions: a file of index, tab, prediction, as one hands them in to GLUE
-
-    Raises:
-      UserError: there is no such task, a file cannot be read or is malformed, the labels' file has
-        none, or the predictions are not for its examples.
     """
     known = find_task(task)
     examples = read_glue(known, labels)
@@ -110,9 +102,6 @@ def squad(*, data: str, predictions: str) -> int:
     Args:
       data: SQuAD's JSON with answers, plain or compressed
       predictions: JSON: the answer of each question's id
-
-    Raises:
-      UserError: a file cannot be read or is malformed, or they do not belong together.
     """
     print(json.dumps(score_squad(read_squad(data), read_predictions(predictions))))
     return 0

@@ -80,9 +80,6 @@ def run(
       dry_run: print the plan and what it costs, and stop
       parallel: workers on this machine, which share the cores; 0: the plan alone
       retry: try failed cells again
-
-    Raises:
-      UserError: an axis or a cell is wrong, or the folder holds something else.
     """
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")

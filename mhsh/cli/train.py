@@ -63,9 +63,6 @@ def run(
       coordinator: HOST:PORT where process 0 listens, together with the next two
       num_processes: how many processes the run has
       process_id: the number of this one, from 0
-
-    Raises:
-      UserError: there is no config, or it, its data or the folder cannot be used.
     """
     cluster = joined(distributed, coordinator, num_processes, process_id)
     config = given.config or _config_in(workdir, given.changes)
@@ -105,10 +102,7 @@ def joined(
     distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> AbstractContextManager[None]:
     """Joins the processes that these flags name, inside the `with`; this one alone where they name
-    none.
-
-    Raises:
-      UserError: the last three are not given together, or do not fit together.
+    none. Raises UserError where the last three are not given together, or do not fit together.
     """
     if coordinator is None and num_processes is None and process_id is None:
         return _cluster(None, None, None) if distributed else nullcontext()

@@ -35,11 +35,8 @@ def _key(name: str) -> str:
 def preflight(facts: Mapping[str, str]) -> None:
     """Compares the facts of all processes with those of process 0: config, code, data, devices.
 
-    Every process must call it.
-
-    Raises:
-      UserError: on every process. It names each process that differs, and in what; or one that has
-        not reported in time.
+    Every process must call it. Raises UserError, on every process, that names each process that
+    differs, and in what, or one that has not reported in time.
     """
     if jax.process_count() == 1:
         return
@@ -55,10 +52,8 @@ def preflight(facts: Mapping[str, str]) -> None:
 
 
 def same_everywhere(name: str, value: str) -> bool:
-    """Whether all processes have called this with the same value. Each name is used once.
-
-    Raises:
-      UserError: a process has not reported in time.
+    """Whether all processes have called this with the same value. Each name is used once. Raises
+    UserError where a process has not reported in time.
     """
     return jax.process_count() == 1 or len(set(_reports(name, value))) == 1
 
@@ -97,9 +92,7 @@ def told(name: str, message: str = "") -> str:
 
 def wait_for_all(name: str) -> None:
     """Returns when every process of the run has called it with this name. Each name is used once.
-
-    Raises:
-      UserError: a process has ended, or has not called it in time.
+    Raises UserError where a process has ended, or has not called it in time.
     """
     if jax.process_count() == 1:
         return

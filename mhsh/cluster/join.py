@@ -19,10 +19,8 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
     `with` of what it returns, the loss of one process ends the others. Where one does not come
     within JOIN_SECONDS, this process ends with status 75.
 
-    If all three are None, JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI).
-
-    Raises:
-      UserError: the other processes cannot be found or reached.
+    If all three are None, JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI). Raises UserError
+    where the other processes cannot be found or reached.
     """
     peers = Peers()
     # jax would wait as long, and then abort with its stack.

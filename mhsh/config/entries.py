@@ -75,8 +75,7 @@ def add_residual(
       fields: of `model`, which `scheme=name` of a sweep sets beside model.residual.
       variants: further values of `scheme=`.
 
-    Raises:
-      UserError: the name is taken.
+    Raises UserError where the name is taken.
     """
     own = {name: Variant(label or name, growth, source, fields or {}), **(variants or {})}
 
@@ -110,8 +109,7 @@ def add_optimizer(
       whole_matrices: whether it needs each matrix of a layer on one device.
       flops: of one update, from the whole config; passes over the parameters do not count.
 
-    Raises:
-      UserError: the name is taken.
+    Raises UserError where the name is taken.
     """
 
     def add(build: Any) -> Any:
@@ -169,8 +167,7 @@ def check_recorded(config: Config, record: Mapping[str, Any], folder: object, ne
       record: the run's run.json; empty where it has none.
       folder: the run's, for messages.
 
-    Raises:
-      UserError: an entry of the run is not loaded.
+    Raises UserError where an entry of the run is not loaded.
     """
     recorded = record.get("entries", [])
     differing = (registry.check(name, recorded, folder) for registry, name in named_entries(config) if registry in needed)
@@ -178,10 +175,8 @@ def check_recorded(config: Config, record: Mapping[str, Any], folder: object, ne
 
 
 def files_of(config: Config) -> list[str]:
-    """The files of the user's entries that the config names, for --with of another process.
-
-    Raises:
-      UserError: one is of a notebook.
+    """The files of the user's entries that the config names, for --with of another process. Raises
+    UserError where one is of a notebook.
     """
     return sorted({path for registry, name in named_entries(config) for path in registry.files(name)})
 

@@ -112,10 +112,8 @@ def kind_of(path: str) -> type | None:
 
 def parse_value(path: str, text: str) -> int | float | bool | str:
     """The text as a value of the type of the field `section.name`; `resolve.from_dict` checks
-    whether it is allowed. A field of no section is taken as text.
-
-    Raises:
-      UserError: it is of another type.
+    whether it is allowed. A field of no section is taken as text. Raises UserError where it is of
+    another type.
     """
     kind = kind_of(path) or str
     try:

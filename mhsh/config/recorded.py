@@ -31,9 +31,8 @@ def from_record(record: Mapping[str, Any], where: str) -> Config:
     Args:
       where: the file, for that line and for errors.
 
-    Raises:
-      UserError: a newer mhsh wrote it, a field is wrong or missing, or one that is gone today has a
-        value that mhsh no longer knows.
+    Raises UserError where a newer mhsh wrote it, a field is wrong or missing, or one that is gone
+    today has a value that mhsh no longer knows.
     """
     version = check_version(record, where)
     try:
@@ -50,9 +49,7 @@ def from_record(record: Mapping[str, Any], where: str) -> Config:
 
 def current_fields(record: Mapping[str, Any], version: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sections that schema `version` recorded as they are today; and what was filled in, by path.
-
-    Raises:
-      UserError: a field that is gone today has a value that mhsh no longer knows.
+    Raises UserError where a field that is gone today has a value that mhsh no longer knows.
     """
     fields = {name: dict(value) if isinstance(value, Mapping) else value for name, value in record.items() if name not in WRITER}
     _apply_changes(fields, version)
@@ -60,10 +57,8 @@ def current_fields(record: Mapping[str, Any], version: int) -> tuple[dict[str, A
 
 
 def check_version(record: Mapping[str, Any], where: str) -> int:
-    """The version of the schema that wrote a file; 1 where it names none.
-
-    Raises:
-      UserError: it is newer than this mhsh, or no version.
+    """The version of the schema that wrote a file; 1 where it names none. Raises UserError where it
+    is newer than this mhsh, or no version.
     """
     version, writer = record.get("schema", 1), record.get("mhsh")
     if type(version) is not int or version < 1:

@@ -51,10 +51,8 @@ class Registry(Generic[Entry]):
 
     def add(self, name: str, entry: Entry, code: Callable[..., Any]) -> None:
         """Adds an entry. `code` is the class or function that it is made of. A file that is
-        executed once more adds nothing.
-
-        Raises:
-          UserError: the name is no name, or another entry has it.
+        executed once more adds nothing. Raises UserError where the name is no name, or another
+        entry has it.
         """
         if code.__module__.partition(".")[0] == "mhsh":
             self._entries[name] = entry
@@ -94,10 +92,8 @@ class Registry(Generic[Entry]):
         return self._entries[name]
 
     def files(self, name: str) -> list[str]:
-        """The file of a user's entry; none of one of mhsh's own.
-
-        Raises:
-          UserError: it is of a notebook.
+        """The file of a user's entry; none of one of mhsh's own. Raises UserError where it is of a
+        notebook.
         """
         origin = self._origins.get(name)
         if origin is not None and origin.path is None:
@@ -115,10 +111,8 @@ class Registry(Generic[Entry]):
 
     def check(self, name: str, recorded: Iterable[Mapping[str, Any]], folder: object) -> str:
         """Whether the entry is the one that a run recorded (`record`). Returns what differs; empty:
-        nothing, or none is recorded.
-
-        Raises:
-          UserError: one is recorded, and there is none of that name.
+        nothing, or none is recorded. Raises UserError where one is recorded, and there is none of
+        that name.
         """
         known = next((entry for entry in recorded if (entry["field"], entry["name"]) == (self.field, name)), None)
         here = self.origin(name)

@@ -34,10 +34,8 @@ _LARGEST, _LARGEST_SEED = 2**31 - 1, 2**32 - 1
 
 def from_dict(fields: Mapping[str, Any]) -> Config:
     """The Config of plain fields, of which none may be missing but those of SHAPING, which change
-    the shape of the model where they are given and not 0.
-
-    Raises:
-      UserError: names the first wrong field, its value and what is allowed.
+    the shape of the model where they are given and not 0. Raises UserError that names the first
+    wrong field, its value and what is allowed.
     """
     _check_names("", fields, section_names())
     sections: dict[str, Any] = {}
@@ -68,10 +66,8 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
 
 
 def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
-    """The first and the last step of train.profile_steps; None: it is empty.
-
-    Raises:
-      UserError: it names no steps of the run.
+    """The first and the last step of train.profile_steps; None: it is empty. Raises UserError where
+    it names no steps of the run.
     """
     if not steps:
         return None
@@ -106,10 +102,8 @@ def whole_run(config: Config) -> Config:
 
 
 def named_flags(flags: str) -> dict[str, str | bool]:
-    """The flags that train.xla_flags names; none where it is `none`.
-
-    Raises:
-      UserError: it is something else.
+    """The flags that train.xla_flags names; none where it is `none`. Raises UserError where it is
+    something else.
     """
     allowed = "give none, or flags such as '--xla_a=true --xla_b=2'"
     options: dict[str, str | bool] = {}

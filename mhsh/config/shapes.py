@@ -37,9 +37,7 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
     queries that share one stay together.
 
     Source: Liu, Liu and Han, arXiv 2106.09650, section 3 (the shapes of their single-head models).
-
-    Raises:
-      UserError: L N / n, F n / N or the new model.num_kv_heads is not whole.
+    Raises UserError where L N / n, F n / N or the new model.num_kv_heads is not whole.
     """
     n, num_heads, depths = heads_per_layer, model.num_heads, (model.num_layers, model.num_decoder_layers)
     if n < 1 or any(depth * num_heads % n for depth in depths):
@@ -75,10 +73,8 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
     """As many parameters in `num_layers` layers of N heads: D and H times sqrt(L / L'), rounded,
     and F so that the layers of both stacks have as many parameters as before, within 1 %.
 
-    It is the control of regrouping: depth changes, the heads of a layer do not.
-
-    Raises:
-      UserError: a depth that is not whole in both stacks, or no such width.
+    It is the control of regrouping: depth changes, the heads of a layer do not. Raises UserError
+    where the depth is not whole in both stacks, or no width fits.
     """
     ratio = num_layers / model.num_layers
     if num_layers < 1 or (model.num_decoder_layers * num_layers) % model.num_layers:
@@ -107,10 +103,8 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
 
 
 def heads_at_equal_width(model: ModelConfig, num_heads: int) -> ModelConfig:
-    """`num_heads` wider or narrower heads a layer: N H, G H and with them all sizes stay.
-
-    Raises:
-      UserError: N H / N' or G N' / N is not whole.
+    """`num_heads` wider or narrower heads a layer: N H, G H and with them all sizes stay. Raises
+    UserError where N H / N' or G N' / N is not whole.
     """
     width = model.num_heads * model.head_dim
     if num_heads < 1 or width % num_heads or (model.num_kv_heads * num_heads) % model.num_heads:
@@ -129,10 +123,8 @@ def heads_at_equal_width(model: ModelConfig, num_heads: int) -> ModelConfig:
 
 def kv_heads_at_equal_size(model: ModelConfig, num_kv_heads: int) -> ModelConfig:
     """G heads of keys and values in each layer, and the F with which the layers have as many
-    parameters as before, within 1 %.
-
-    Raises:
-      UserError: G does not divide N, there is no such F, or the model is no causal one.
+    parameters as before, within 1 %. Raises UserError where G does not divide N, there is no such
+    F, or the model is no causal one.
     """
     if model.objective != "clm":
         raise UserError(f"model.kv_heads_at_equal_size = {num_kv_heads}; allowed with model.objective = {model.objective!r}: 0")

@@ -24,8 +24,7 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
     Args:
       kind: of file, for an error; `advice` is what to give instead.
 
-    Raises:
-      UserError: it cannot be read, or fails; with the line.
+    Raises UserError, with the line, where it cannot be read or fails.
     """
     if not path.endswith(".py"):
         raise UserError(f"{path or 'an empty name'} is no {kind}: {advice}")

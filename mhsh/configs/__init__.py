@@ -32,8 +32,7 @@ def get(name: str, **sections: Any) -> Config:
 
         get("bert:3l4h", train={"num_steps": 10}, model={"residual": "pre_ln"})
 
-    Raises:
-      UserError: there is no such config or field, or a value is not allowed.
+    Raises UserError where there is no such config or field, or a value is not allowed.
     """
     for section, values in sections.items():
         if not isinstance(values, Mapping):
@@ -43,11 +42,7 @@ def get(name: str, **sections: Any) -> Config:
 
 
 def load(name: str) -> ModuleType:
-    """The module of the config file `name`, such as bert.
-
-    Raises:
-      UserError: there is none.
-    """
+    """The module of the config file `name`, such as bert. Raises UserError where there is none."""
     if name not in shipped_names():
         names = ", ".join(shipped_names())
         raise UserError(f"there is no config {name!r}; there are {names}, and any FILE.py:VARIANT; mhsh configs lists all")
@@ -109,10 +104,8 @@ def parse_fields(flag: str, config: str | None, changes: Changes) -> dict[str, A
 def load_fields(config: str) -> dict[str, Any]:
     """What get_config of `config` returns, unchecked: FILE.py:VARIANT or, of a shipped one,
     NAME:VARIANT, which is configs/NAME.py:VARIANT. Without a colon, get_config is called without an
-    argument.
-
-    Raises:
-      UserError: there is no such file or variant, the file fails, or it returns no config.
+    argument. Raises UserError where there is no such file or variant, the file fails, or it returns
+    no config.
     """
     path, colon, variant = config.partition(":")
     # The name of a shipped config has neither a dot nor a slash.
@@ -133,10 +126,8 @@ def load_fields(config: str) -> dict[str, Any]:
 
 def override(fields: Mapping[str, Any], changes: Iterable[tuple[str, Any]], flag: str) -> dict[str, Any]:
     """The fields with `changes`, (SECTION.FIELD, value) pairs, the values unchecked; `flag` is what
-    they are given with, such as `--config.`.
-
-    Raises:
-      UserError: there is no such section or field.
+    they are given with, such as `--config.`. Raises UserError where there is no such section or
+    field.
     """
     changed = {section: dict(values) if isinstance(values, Mapping) else values for section, values in fields.items()}
     for path, value in changes:

@@ -88,10 +88,8 @@ def _texts(batches: Any, names: list[str], at: str, column: str) -> Iterator[str
 
 
 def _find_column(at: str, schema: Any, column: str, form: str) -> list[str]:
-    """The names from the table to the column: one, or more for a field in a struct.
-
-    Raises:
-      UserError: the file has no such column, or it is not of text or bytes.
+    """The names from the table to the column: one, or more for a field in a struct. Raises
+    UserError where the file has no such column, or it is not of text or bytes.
     """
     from pyarrow import types
 

@@ -54,9 +54,8 @@ class Task(abc.ABC, Generic[TokenizerT]):
           saved_vocab: the vocabulary of the run, where it has one. Otherwise it is that of
             data.vocab_path, or trained on the training split alone.
 
-        Raises:
-          UserError: whatever is wrong with the source, the vocabulary or their fit to the config; a
-            split without examples.
+        Raises UserError where the source or the vocabulary is wrong or does not fit the config, or
+        a split has no examples.
         """
 
     @abc.abstractmethod
@@ -189,8 +188,7 @@ class StreamedTask(Task[TokenizerT]):
         Args:
           counts: zeros under the names of `counted`, added to with every item of data.source.
 
-        Raises:
-          UserError: (at the end) a split has too few items.
+        Raises UserError where (at the end) a split has too few items.
         """
         *own, items = streams
         data, sizes = self.data, dict.fromkeys(SPLITS, 0)
@@ -256,11 +254,9 @@ class StreamedTask(Task[TokenizerT]):
 
     @abc.abstractmethod
     def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: TokenizerT) -> tuple[dict[str, Any], float]:
-        """The sums of a split as plain numbers for people, and its unigram entropy.
-
-        Raises:
-          UserError: the split has no examples, or the vocabulary covers less than half of the
-            training text.
+        """The sums of a split as plain numbers for people, and its unigram entropy. Raises
+        UserError where the split has no examples, or the vocabulary covers less than half of the
+        training text.
         """
 
     def given_tokenizer(self) -> TokenizerT:
@@ -299,11 +295,9 @@ class StreamedTask(Task[TokenizerT]):
         )
 
     def _open_prepared(self, folder: epath.Path, saved_vocab: epath.PathLike | None) -> Corpus[TokenizerT]:
-        """The examples of a prepared folder, read on demand.
-
-        Raises:
-          UserError: the folder is unfinished or damaged, its examples or vocabulary are not those
-            of the config or the run, or the config sets what the preparation has decided.
+        """The examples of a prepared folder, read on demand. Raises UserError where the folder is
+        unfinished or damaged, its examples or vocabulary are not those of the config or the run, or
+        the config sets what the preparation has decided.
         """
         for name in _USED_BY_PREPARATION:
             if value := getattr(self.data, name, ""):

@@ -119,10 +119,7 @@ for _source in _SHIPPED:
 
 def add_source(name: str, *, argument: str = "", reads: str, document: str) -> Callable[[Documents], Documents]:
     """Decorates a function from the argument of data.source = NAME:ARGUMENT to documents, as in
-    `Source`: makes it the source `name`.
-
-    Raises:
-      UserError: the name is taken or is none.
+    `Source`: makes it the source `name`. Raises UserError where the name is taken or is none.
     """
 
     def add(read: Documents) -> Documents:
@@ -166,11 +163,9 @@ def documents(source: str) -> Iterator[str]:
     """The documents of a `data.source`, in a fixed order, read lazily.
 
     A document is a string with one paragraph per line; paragraphs are stripped and not empty. It is
-    empty where the source has a place without text.
-
-    Raises:
-      UserError: whatever is wrong with the source. Errors inside a file are raised when the reading
-        gets there; at the end, that all documents are empty.
+    empty where the source has a place without text. Raises UserError where something is wrong with
+    the source. Errors inside a file are raised when the reading gets there; at the end, that all
+    documents are empty.
     """
     kind, argument = find_source(source)
     return _cleaned(kind.documents(argument), source)

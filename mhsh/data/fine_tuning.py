@@ -65,10 +65,8 @@ class FineTuningTask(Task[WordPieceTokenizer]):
         return make
 
     def unknown_characters(self, tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[str, float]:
-        """The share of unknown characters in the first thousands of the training texts.
-
-        Raises:
-          UserError: it is half of them or more.
+        """The share of unknown characters in the first thousands of the training texts. Raises
+        UserError where it is half of them or more.
         """
         sample = texts[:_TEXTS_LOOKED_AT]
         counted = count_unknown(sample, tokenizer.encode_batch(sample), tokenizer)
@@ -91,11 +89,8 @@ def assemble(
     first: Sequence[Tokens], second: Sequence[Tokens] | None, tokenizer: Tokenizer, model: ModelConfig, length: int
 ) -> Examples:
     """Examples [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there is a `second`. Token types are
-    those of pre-training; padding is 0.
-
-    Raises:
-      ValueError: an example has more than `length` tokens.
-      UserError: there are pairs, and the model has one token type.
+    those of pre-training; padding is 0. Raises ValueError where an example has more than `length`
+    tokens. Raises UserError where there are pairs, and the model has one token type.
     """
     if second is not None and model.num_token_types == 1:
         raise UserError(

@@ -166,10 +166,8 @@ def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Pat
 def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     """The examples of an original file (plain or compressed), in order; test sets have no labels.
 
-    Quotation marks are text: those of MRPC are unbalanced.
-
-    Raises:
-      UserError: the file cannot be read or lacks a column, or a line (which is named) is malformed.
+    Quotation marks are text: those of MRPC are unbalanced. Raises UserError where the file cannot
+    be read or lacks a column, or a line (which is named) is malformed.
     """
     lines = read_lines(str(path))
     if not lines:
@@ -263,10 +261,8 @@ def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExa
     """The class or score for each example, from a file in the form that GLUE's server takes.
 
     The form is a header and one line `index<TAB>prediction` per example. A class may be written by
-    its name or by its number.
-
-    Raises:
-      UserError: the file has another form, or the indices are not those of the examples, in order.
+    its name or by its number. Raises UserError where the file has another form, or the indices are
+    not those of the examples, in order.
     """
     lines = read_lines(str(path))
     if not lines or lines[0] != _SUBMISSION_HEADER:
@@ -291,10 +287,8 @@ def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExa
 def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], predictions: Sequence[int | float]) -> None:
     """Writes a new file that GLUE's server, and `read_submission`, take.
 
-    Scores are clipped to the range 0 to MAX_SCORE; a regression may predict values outside.
-
-    Raises:
-      UserError: a score is not finite, or the file exists or cannot be written.
+    Scores are clipped to the range 0 to MAX_SCORE; a regression may predict values outside. Raises
+    UserError where a score is not finite, or the file exists or cannot be written.
     """
     lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
     write_new(path, "\n".join([_SUBMISSION_HEADER, *lines, ""]))

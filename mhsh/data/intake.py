@@ -52,8 +52,7 @@ def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) 
     Args:
       most: how many characters are read, about.
 
-    Raises:
-      UserError: nothing can be read, or most of it is unknown to the tokenizer.
+    Raises UserError where nothing can be read, or most of it is unknown to the tokenizer.
     """
     paths = files_of(source)
     if paths:
@@ -98,10 +97,8 @@ def read_sample(source: str, most: int) -> Sample:
 
 
 def source_for(path: str) -> str:
-    """The `data.source` for a file or a folder, by the first bytes of its first file.
-
-    Raises:
-      UserError: there is none, or its files are no form of text.
+    """The `data.source` for a file or a folder, by the first bytes of its first file. Raises
+    UserError where there is none, or its files are no form of text.
     """
     where = epath.Path(path).expanduser()
     if exists(where / "prepare.json"):

@@ -38,10 +38,8 @@ def load_corpus(config: Config, vocabulary: epath.PathLike | None) -> Corpus[Any
 
 
 def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordTokenizer:
-    """The vocabulary of a run that was pre-trained or translates; its data is not read.
-
-    Raises:
-      UserError: it is another run, or its vocabulary is missing, damaged or of another run.
+    """The vocabulary of a run that was pre-trained or translates; its data is not read. Raises
+    UserError where it is another run, or its vocabulary is missing, damaged or of another run.
     """
     task = task_of(config)
     if not isinstance(task, PretrainingTask | TranslationTask):

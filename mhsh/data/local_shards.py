@@ -39,10 +39,8 @@ _T = TypeVar("_T")
 
 
 def open_table(folder: epath.Path) -> StoredTable:
-    """The examples in a folder, local or in a bucket, after every shard has been compared.
-
-    Raises:
-      UserError: as `local_copy` and `verify_once`.
+    """The examples in a folder, local or in a bucket, after every shard has been compared. Raises
+    UserError as `local_copy` and `verify_once`.
     """
     table = StoredTable(local_copy(folder))
     verify_once(table.folder, table.shards)
@@ -53,10 +51,8 @@ def local_copy(folder: epath.Path) -> Path:
     """A folder of shards on this machine: `folder` itself, or its copy in the cache.
 
     Of the processes of a machine one copies, and the others wait. A shard gets its name once its
-    SHA-256 is that of the index, so what has its name and its size is not copied again.
-
-    Raises:
-      UserError: the bucket cannot be read, a shard in it is damaged, or the disk has no room.
+    SHA-256 is that of the index, so what has its name and its size is not copied again. Raises
+    UserError where the bucket cannot be read, a shard in it is damaged, or the disk has no room.
     """
     if not is_remote(folder):
         return Path(folder)
@@ -97,10 +93,8 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
     have not changed since: by the inode, the size and the time of the file's last change (ctime),
     which no program can set.
 
-    Of several processes one reads, and the others wait.
-
-    Raises:
-      UserError: a shard, which is named, is missing, or its SHA-256 is not that of the index.
+    Of several processes one reads, and the others wait. Raises UserError where a shard, which is
+    named, is missing, or its SHA-256 is not that of the index.
     """
     with _compared(folder) as known:
         states = _states(folder, shards)  # from before the reading: what changes meanwhile is read again
@@ -136,10 +130,8 @@ def names_in(folder: Path | epath.Path) -> set[str]:
 def upload(folder: Path, out: epath.Path) -> None:
     """Copies a finished prepared folder to a bucket, the indices last: training's after all else.
 
-    Objects that are there with the same bytes are left as they are.
-
-    Raises:
-      UserError: the bucket cannot be written to, or has other bytes afterwards.
+    Objects that are there with the same bytes are left as they are. Raises UserError where the
+    bucket cannot be written to, or has other bytes afterwards.
     """
     last = [folder / split / INDEX_FILE for split in reversed(SPLITS)]
     try:

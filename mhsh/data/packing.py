@@ -132,10 +132,8 @@ class Packing:
 
 def split_limit(model: ModelConfig, data: DataConfig) -> int:
     """The most tokens of a sentence. Longer ones are cut, so that an example holds any sentence, or
-    any two with next_sentence.
-
-    Raises:
-      UserError: data.sequence_length has no room for the specials and a token of each segment.
+    any two with next_sentence. Raises UserError where data.sequence_length has no room for the
+    specials and a token of each segment.
     """
     smallest = 5 if model.next_sentence else 3
     if data.sequence_length < smallest:
@@ -165,8 +163,8 @@ def pack(
       documents: for mlm split into sentences; for clm any pieces, which are put together again.
       rng: draws where pairs are split and which are random. The other layouts do not use it.
 
-    Raises:
-      UserError: too short for the specials, or a single document with next_sentence.
+    Raises UserError where the rows are too short for the specials, or there is a single document
+    with next_sentence.
     """
     length = data.sequence_length
     if model.objective == "clm":

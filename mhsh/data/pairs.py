@@ -37,9 +37,8 @@ def read_pairs(source: str) -> Iterator[Pair]:
         translates line n.
       tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.
 
-    Raises:
-      UserError: whatever is wrong with the source. Errors inside a file are raised when the reading
-        gets there.
+    Raises UserError where something is wrong with the source. Errors inside a file are raised when
+    the reading gets there.
     """
     kind, _, rest = source.partition(":")
     if kind == "numbers":

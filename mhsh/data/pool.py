@@ -30,11 +30,8 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
     """Runs `work` on every chunk: here if `workers` is 1, else in that many new processes.
 
     The processes are spawned, never forked, because the threads of libraries do not survive a fork.
-    They end with this call, or with this process, however it ends.
-
-    Raises:
-      UserError: the error of the first chunk that failed, or a worker process was killed.
-      OSError: that of the first chunk that failed, such as a full disk.
+    They end with this call, or with this process, however it ends. Raises the error of the first
+    chunk that failed, such as a full disk, or UserError where a worker process was killed.
     """
     if workers == 1:
         for chunk in chunks:

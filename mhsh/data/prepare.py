@@ -70,9 +70,8 @@ def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: R
     Returns:
       what was read and left out, and the counts of each split under its name.
 
-    Raises:
-      UserError: whatever is wrong with the source, the vocabulary or the bucket; `out` belongs to
-        another job, or its files are damaged.
+    Raises UserError where something is wrong with the source, the vocabulary or the bucket; `out`
+    belongs to another job, or its files are damaged.
     """
     if per_shard < task.min_items:
         raise UserError(f"--per-shard={per_shard} must be {task.min_items} or more")
@@ -237,10 +236,8 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
     """Reads and splits the source, and writes the chunks into the empty `folder`.
 
     Memory holds one chunk of each split at a time, and eight bytes of each item. The last chunk of
-    a split may have up to `task.min_items` - 1 items more than the others.
-
-    Raises:
-      UserError: whatever is wrong with the source, or a split with too few items.
+    a split may have up to `task.min_items` - 1 items more than the others. Raises UserError where
+    something is wrong with the source, or a split with too few items.
     """
     digest = hashlib.sha256()
     counts = dict.fromkeys(task.counted, 0)

@@ -296,9 +296,8 @@ def check_shard(path: Path | epath.Path, shard: Shard, origin: epath.Path | None
     Args:
       origin: the file that the one at `path` is a copy of, for the error.
 
-    Raises:
-      UserError: its SHA-256 differs from the index, or a few bytes of it unpack to many.
-      OSError: it cannot be read.
+    Raises UserError where its SHA-256 differs from the index, or a few bytes of it unpack to many.
+    Raises OSError where it cannot be read.
     """
     if _sha256_of(path) != shard.sha256:
         raise UserError(f"{origin or path} is damaged: its SHA-256 is not that of the index; {REMEDY}")

@@ -113,11 +113,9 @@ class _File(msgspec.Struct):
 def _parse(source: str, content: dict[str, Any]) -> SquadData:
     """The questions in the content of SQuAD's JSON form.
 
-    If the content does not give its version, it is 2.0 if a question has `is_impossible`.
-
-    Raises:
-      UserError: the content has another form or no questions, or a question (which is named) is
-        wrong.
+    If the content does not give its version, it is 2.0 if a question has `is_impossible`. Raises
+    UserError where the content has another form or no questions, or a question (which is named) is
+    wrong.
     """
     try:
         file = msgspec.convert(content, _File)

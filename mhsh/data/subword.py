@@ -72,10 +72,8 @@ def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     """Trains a vocabulary of at most `vocab_size` pieces on the sentences of both languages.
 
     BPE: Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2. The same texts give the same
-    vocabulary in every process.
-
-    Raises:
-      UserError: `vocab_size` has no room for more than the special tokens and the bytes.
+    vocabulary in every process. Raises UserError where `vocab_size` has no room for more than the
+    special tokens and the bytes.
     """
     least = len(SPECIALS) + len(_ALPHABET) + 1
     if vocab_size < least:
@@ -98,10 +96,8 @@ def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
 
 
 def load_subword(path: epath.PathLike) -> SubwordTokenizer:
-    """The tokenizer that `SubwordTokenizer.save` wrote.
-
-    Raises:
-      UserError: the file is missing or damaged, or has another kind of vocabulary.
+    """The tokenizer that `SubwordTokenizer.save` wrote. Raises UserError where the file is missing
+    or damaged, or has another kind of vocabulary.
     """
     text = read_vocabulary(path, "tokenizer.json")
     try:

@@ -27,10 +27,8 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def take(self, numbers: Int64[np.ndarray, " n"]) -> Examples:
-        """The examples with these numbers, in this order.
-
-        Raises:
-          UserError: a file of the table is damaged.
+        """The examples with these numbers, in this order. Raises UserError where a file of the
+        table is damaged.
         """
 
     def all(self) -> Examples:

@@ -95,10 +95,8 @@ def _up_to_blank_lines(lines: Iterable[str], what: str) -> Iterator[str]:
 
 
 def _fields(path: epath.Path, field: str) -> Iterator[str]:
-    """The field of every line that is not blank; "" where it is null or missing.
-
-    Raises:
-      UserError: a line is no object of JSON, the field is no text, or no line has it.
+    """The field of every line that is not blank; "" where it is null or missing. Raises UserError
+    where a line is no object of JSON, the field is no text, or no line has it.
     """
     lacking: dict[str, Any] | None = None
     found = False

@@ -48,8 +48,7 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
       in_folder: the names that a folder, given as a glob, stands for, at any depth; None: a folder
         is no file.
 
-    Raises:
-      UserError: there are none, or the bucket cannot be read.
+    Raises UserError where there are none, or the bucket cannot be read.
     """
     try:
         paths = _matches(pattern)
@@ -85,11 +84,8 @@ def unpacked(path: epath.PathLike | None) -> Iterator[io.BufferedReader]:
     """The bytes of a file (None: of standard input), to be read inside the `with`.
 
     gzip, xz, zstd and bz2 are unpacked, by the first bytes and not by the name, as often as they
-    are packed, and never more at once than is asked for.
-
-    Raises:
-      UserError: the file is missing, unreadable, damaged or packed too often, even if found inside
-        the `with`.
+    are packed, and never more at once than is asked for. Raises UserError where the file is
+    missing, unreadable, damaged or packed too often, even if found inside the `with`.
     """
     with _unpacked_layers(path) as (_, file):
         yield file
@@ -118,10 +114,8 @@ def _unpacked_layers(path: epath.PathLike | None) -> Iterator[tuple[list[str], i
 
 
 def first_bytes(path: epath.PathLike) -> tuple[list[str], bytes]:
-    """How a file is compressed, from outside in, and the first bytes of what is in it.
-
-    Raises:
-      UserError: as `unpacked`.
+    """How a file is compressed, from outside in, and the first bytes of what is in it. Raises
+    UserError as `unpacked`.
     """
     with _unpacked_layers(path) as (layers, file):
         return layers, file.peek(HEAD_BYTES)[:HEAD_BYTES]
@@ -151,11 +145,9 @@ def text_lines(path: epath.PathLike | None) -> Iterator[str]:
     """The lines of a file, plain or compressed (None: of standard input), read lazily.
 
     Only "\n" ends a line. Line ends and a byte order mark at the start are left out. A file with
-    the mark of UTF-16 or UTF-32 is read as such, any other as UTF-8.
-
-    Raises:
-      UserError: the file cannot be read, is no text, or a line is not UTF-8 (the error has its
-        number) or too long for memory.
+    the mark of UTF-16 or UTF-32 is read as such, any other as UTF-8. Raises UserError where the
+    file cannot be read, is no text, or a line is not UTF-8 (the error has its number) or too long
+    for memory.
     """
     name = file_name(path)
     with unpacked(path) as file:

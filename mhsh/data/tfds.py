@@ -37,10 +37,8 @@ class PreparedSplit(NamedTuple):
     def records(self, *names: str) -> Iterator[dict[str, Any]]:
         """The named features of every record, in the order of the files.
 
-        Values are plain: str, int, float, bool, list or dict.
-
-        Raises:
-          UserError: there is no such feature, or a text is not UTF-8.
+        Values are plain: str, int, float, bool, list or dict. Raises UserError where there is no
+        such feature, or a text is not UTF-8.
         """
         for name in names:
             if name not in self.features:
@@ -68,9 +66,8 @@ def open_split(name: str) -> PreparedSplit:
       name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%]. Data
         sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
 
-    Raises:
-      UserError: the data set is not prepared here or not as ArrayRecord, it has no such split, or
-        the split is empty.
+    Raises UserError where the data set is not prepared here or not as ArrayRecord, it has no such
+    split, or the split is empty.
     """
     split, direction = _open(name)
     if direction is not None:
@@ -86,8 +83,8 @@ def read_pairs(name: str) -> Iterator[tuple[str, str]]:
         wmt14_translate/de-en:train[:1000]:de-en. The default of SPLIT is train; it may be a slice
         in TFDS's notation. The default source is English.
 
-    Raises:
-      UserError: as in `open_split` and `PreparedSplit.records`, or the data set lacks a language.
+    Raises UserError as in `open_split` and `PreparedSplit.records`, or the data set lacks a
+    language.
     """
     split, direction = _open(name)
     source, target = _languages(name, direction, list(split.features))

@@ -188,8 +188,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> W
     Args:
       texts: iterated over twice; memory grows only with the number of different words.
 
-    Raises:
-      UserError: `vocab_size` has no room for the characters alone.
+    Raises UserError where `vocab_size` has no room for the characters alone.
     """
     limit = min(_MOST_CHARACTERS, max(64, vocab_size // 16))
     characters = _frequent_characters(texts, limit, lowercase)
@@ -217,11 +216,9 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> W
 
 
 def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
-    """The tokenizer of a vocab.txt, such as those published with BERT.
-
-    Raises:
-      UserError: the file cannot be read or is not UTF-8, has an empty line or a token twice, or
-        lacks a special token.
+    """The tokenizer of a vocab.txt, such as those published with BERT. Raises UserError where the
+    file cannot be read or is not UTF-8, has an empty line or a token twice, or lacks a special
+    token.
     """
     tokens = read_vocab(path)
     seen: dict[str, int] = {}

@@ -40,10 +40,8 @@ class Paired:
 
 
 def score_translations(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> TranslationScores:
-    """BLEU (tokenised as in mteval 13a) and chrF2 over the whole corpus.
-
-    Raises:
-      ValueError: there are no lines, or the two lists differ in length.
+    """BLEU (tokenised as in mteval 13a) and chrF2 over the whole corpus. Raises ValueError where
+    there are no lines, or the two lists differ in length.
     """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references")
@@ -74,10 +72,8 @@ def compare_translations(
     resamples: int = 2_000,
 ) -> dict[str, Paired]:
     """`bleu` and `chrf` of systems and of as many baselines. The k-th of both are a pair, as two
-    models of one seed are. Intervals are by `bootstrap`.
-
-    Raises:
-      ValueError: there are no lines or no pairs, or two lists differ in length.
+    models of one seed are. Intervals are by `bootstrap`. Raises ValueError where there are no lines
+    or no pairs, or two lists differ in length.
     """
     if not references or not systems or len(systems) != len(baselines):
         raise ValueError(f"{len(systems)} systems, {len(baselines)} baselines and {len(references)} references")

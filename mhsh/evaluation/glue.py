@@ -28,9 +28,8 @@ def score_glue(
       labels: classes, or the scores of a regression.
       predictions: classes, or any finite numbers for a regression.
 
-    Raises:
-      UserError: a prediction is not finite.
-      ValueError: there are no examples.
+    Raises UserError where a prediction is not finite. Raises ValueError where there are no
+    examples.
     """
     if not labels.size:
         raise ValueError("no examples")

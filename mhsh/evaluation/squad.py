@@ -116,11 +116,9 @@ def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, fl
     SQuAD 1.1: `exact_match` and `f1`. SQuAD 2.0: `exact` and `f1`, also for questions with
     (HasAns_) and without an answer (NoAns_). A question without a prediction counts as wrong, as in
     the scorer of 1.1 (that of 2.0 stops there). `missing` is the number of these questions,
-    `unknown` that of predictions for other questions, which are ignored.
-
-    Raises:
-      UserError: a question has neither an answer nor is impossible, or no prediction is for a
-        question of the data.
+    `unknown` that of predictions for other questions, which are ignored. Raises UserError where a
+    question has neither an answer nor is impossible, or no prediction is for a question of the
+    data.
     """
     ids = {question.id for question in data.questions}
     missing = len(ids - predictions.keys())

@@ -81,8 +81,7 @@ def translate_lines(
       batch_tokens: source tokens per batch, with padding; a longer sentence is a batch of its own.
       cut_overlong: cut longer sentences instead of raising an error.
 
-    Raises:
-      UserError: a line is too long, or the model's probabilities are not finite.
+    Raises UserError where a line is too long, or the model's probabilities are not finite.
     """
     texts = [clean_text(line) for line in lines]
     sentences, num_cut = [], 0

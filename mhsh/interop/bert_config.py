@@ -128,11 +128,9 @@ class BertConfig(Struct, kw_only=True):
 
 
 def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
-    """The config.json at `path`, and what the person who imports it should know.
-
-    Raises:
-      UserError: it cannot be read, lacks a field or has one of another type, or is of a model that
-        mhsh has not.
+    """The config.json at `path`, and what the person who imports it should know. Raises UserError
+    where it cannot be read, lacks a field or has one of another type, or is of a model that mhsh
+    has not.
     """
     if not exists(path):
         raise UserError(f"there is no {path}; without it the weights mean nothing: fetch it into the folder of the weights")

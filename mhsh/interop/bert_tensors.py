@@ -92,10 +92,8 @@ def to_tensors(model: ModelConfig, params: Any) -> dict[str, np.ndarray]:
 
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
     """{name as `Parameter.name` has it: name in the file}: without BODY_PREFIX, LayerNorm's gamma
-    and beta (of TensorFlow's checkpoints) as weight and bias; buffers are left out.
-
-    Raises:
-      UserError: two tensors have one name.
+    and beta (of TensorFlow's checkpoints) as weight and bias; buffers are left out. Raises
+    UserError where two tensors have one name.
     """
     canonical: dict[str, str] = {}
     for name in names:

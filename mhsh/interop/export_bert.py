@@ -43,8 +43,7 @@ def export_bert(
     Args:
       labels: the names of the classes by number; empty: LABEL_0, LABEL_1, ...
 
-    Raises:
-      UserError: no plain BERT computes what the model does, or a file cannot be written.
+    Raises UserError where no plain BERT computes what the model does, or a file cannot be written.
     """
     plain, plain_params = plain_bert(model, params)
     config = bert_config(plain, tokenizer.pad_id, labels)
@@ -59,11 +58,8 @@ def plain_bert(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     """A Post-LN model with learned tables and N H = D, and fp32 parameters with which it computes
     what `model` does with `params`.
 
-    What is plain already is passed on bit for bit.
-
-    Raises:
-      UserError: there is none: another objective, another residual scheme, an omega that cannot be
-        divided by, heads too wide.
+    What is plain already is passed on bit for bit. Raises UserError where there is none: another
+    objective, another residual scheme, an omega that cannot be divided by, heads too wide.
     """
     check_exportable(model)
     params = jax.tree.map(np.asarray, params)
@@ -90,11 +86,8 @@ def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     x is the affine output of the LayerNorm before the sublayer (the embeddings' before the first),
     so its scale and bias times omega make x'; and f' is f with the kernels that read x divided by
     omega along their inputs. The last LayerNorm stays as it is: what reads it are the heads. All of
-    it in fp64, rounded once.
-
-    Raises:
-      UserError: an omega that is not finite, or below SMALLEST_OMEGA: what f reads of such a
-        coordinate cannot be had from omega x.
+    it in fp64, rounded once. Raises UserError where an omega is not finite, or is below
+    SMALLEST_OMEGA: what f reads of such a coordinate cannot be had from omega x.
     """
     if model.residual == "post_ln":
         return model, params
@@ -122,10 +115,7 @@ def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     heads of zeros as N' is more.
 
     transformers divides the scores by sqrt(D / N'), so that queries grow by sqrt(D / N' / H), in
-    fp64.
-
-    Raises:
-      UserError: N heads of width H have no room in D.
+    fp64. Raises UserError where N heads of width H have no room in D.
     """
     num_heads, head_dim = _head_grid(model)
     if (num_heads, head_dim) == (model.num_heads, model.head_dim):

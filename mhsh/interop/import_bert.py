@@ -39,10 +39,9 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
         are those of `base`, and their parameters, those of a pooler that the checkpoint lacks
         included, are named in `fresh`.
 
-    Raises:
-      UserError: the checkpoint is damaged, pickled, of another architecture, without a head, or of
-        another objective than `base`; config.json and the tensors disagree; a tensor is missing or
-        belongs nowhere.
+    Raises UserError where the checkpoint is damaged, pickled, of another architecture, without a
+    head, or of another objective than `base`; config.json and the tensors disagree; a tensor is
+    missing or belongs nowhere.
     """
     files = open_weights(source)
     config, notes = read_bert_config((source if is_dir(source) else source.parent) / CONFIG_FILE)

@@ -19,8 +19,8 @@ def in_task_order(imported: Imported, task: GlueTask, given: Sequence[str] | Non
     Args:
       given: the names of its classes in its own order (None: those of its config.json).
 
-    Raises:
-      UserError: the names are not those of the task, so that nobody knows which output is which.
+    Raises UserError where the names are not those of the task, so that nobody knows which output is
+    which.
     """
     known = format_list(task.label_names)
     if not task.label_names:

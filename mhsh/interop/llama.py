@@ -116,9 +116,9 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
     Args:
       base: gives the fields that a checkpoint knows nothing of: init, dtypes, remat_policy.
 
-    Raises:
-      UserError: the checkpoint is damaged, pickled or of another model; config.json and the tensors
-        disagree; a tensor is missing or belongs nowhere; the objective of `base` is not clm.
+    Raises UserError where the checkpoint is damaged, pickled or of another model; config.json and
+    the tensors disagree; a tensor is missing or belongs nowhere; the objective of `base` is not
+    clm.
     """
     files = open_weights(source)
     path = (source if is_dir(source) else source.parent) / CONFIG_FILE
@@ -166,10 +166,8 @@ def architecture_of(model: ModelConfig) -> str:
 
 def export_llama(folder: Path, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> ModelConfig:
     """Writes config.json, weights and tokenizer into `folder`; returns the model that it holds, the
-    same.
-
-    Raises:
-      UserError: neither Llama nor Qwen3 computes what the model does, or a file cannot be written.
+    same. Raises UserError where neither Llama nor Qwen3 computes what the model does, or a file
+    cannot be written.
     """
     check_exportable(model)
     content = {

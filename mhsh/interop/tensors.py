@@ -126,10 +126,8 @@ def check_tensors(
     model: ModelConfig, rows: Iterable[Parameter], tensors: Tensors, others: set[str], full_name: Callable[[str], str] = str
 ) -> None:
     """Every parameter has its tensor, of the shape that config.json gives it; every other tensor is
-    one of `others`.
-
-    Raises:
-      ValueError: the first tensor of which that is not so, by the `full_name` of its name.
+    one of `others`. Raises ValueError that names the first tensor that is missing, has another
+    shape or belongs nowhere; `full_name` makes the name to show.
     """
     known = set(others)
     for name, row in named_tensors(model, rows):

@@ -44,11 +44,8 @@ class _Settings(Struct):
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary in a checkpoint's folder; None where it has none.
-
-    Raises:
-      UserError: a file is damaged, two disagree, or they describe another tokenizer than BERT's
-        WordPiece.
+    """The vocabulary in a checkpoint's folder; None where it has none. Raises UserError where a
+    file is damaged, two disagree, or they describe another tokenizer than BERT's WordPiece.
     """
     with importing(folder, "mhsh has the tokenizer of BERT alone: correct the file that is wrong"):
         settings = _Settings()
@@ -132,10 +129,8 @@ def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: 
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a language model, from its tokenizer.json.
-
-    Raises:
-      UserError: the file is missing or damaged, or is another tokenizer than those that mhsh has.
+    """The tokenizer of a language model, from its tokenizer.json. Raises UserError where the file
+    is missing or damaged, or is another tokenizer than those that mhsh has.
     """
     path, byte_tokenizer = folder / TOKENIZER_FILE, ByteTokenizer()
     if not exists(path):

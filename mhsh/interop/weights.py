@@ -29,10 +29,8 @@ FileName = Annotated[str, Meta(pattern=r"^[^/\\:\0]+\.safetensors$")]
 
 @contextlib.contextmanager
 def importing(path: Path, advice: str = "fetch it again") -> Iterator[None]:
-    """Makes one line of what a library says against the file at `path`.
-
-    Raises:
-      UserError: the block raised an error of safetensors, msgspec or the file system.
+    """Makes one line of what a library says against the file at `path`. Raises UserError where the
+    block raises an error of safetensors, msgspec or the file system.
     """
     try:
         yield
@@ -46,11 +44,8 @@ class SafetensorsFile:
     """The tensors of one file, by name."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header alone.
-
-        Raises:
-          UserError: the file cannot be read, its header is damaged, or the tensors of the header do
-            not fill the file without gaps.
+        """Reads the header alone. Raises UserError where the file cannot be read, its header is
+        damaged, or the tensors of the header do not fill the file without gaps.
         """
         self.path = path
         with importing(path, "mhsh opens safetensors alone, whole (git lfs pull; save_pretrained)"):
@@ -60,10 +55,8 @@ class SafetensorsFile:
             self._dtypes = {name: part.get_dtype() for name, part in slices.items()}
 
     def read(self, name: str) -> Float32[np.ndarray, "*shape"]:
-        """The tensor as fp32.
-
-        Raises:
-          UserError: it is of a type that fp32 cannot hold, or not all of it is finite.
+        """The tensor as fp32. Raises UserError where it is of a type that fp32 cannot hold, or not
+        all of it is finite.
         """
         with importing(self.path, "convert it, or take another checkpoint"):
             if self._dtypes[name] not in READABLE:
@@ -75,11 +68,7 @@ class SafetensorsFile:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes WEIGHTS_FILE beside CONFIG_FILE.
-
-    Raises:
-      UserError: there is no room for it.
-    """
+    """Writes WEIGHTS_FILE beside CONFIG_FILE. Raises UserError where there is no room for it."""
     try:
         # transformers reads a file of weights only if it says that it is for PyTorch.
         save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -95,10 +84,8 @@ class _Index(Struct):
 
 def open_weights(source: Path) -> dict[str, SafetensorsFile]:
     """By every tensor's name, the file that holds it, of the folder `source` or the file `source`.
-    Nothing but headers is read.
-
-    Raises:
-      UserError: there are none, or a file or the index is no safetensors, or damaged.
+    Nothing but headers is read. Raises UserError where there are none, or a file or the index is no
+    safetensors, or damaged.
     """
     if not exists(source):
         raise UserError(

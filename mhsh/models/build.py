@@ -36,11 +36,8 @@ _INPUTS = (
 
 
 def build_model(config: ModelConfig) -> Model:
-    """The model of a config, with the residual scheme `model.residual`.
-
-    Raises:
-      UserError: there is no such scheme, or `model.attention_implementation` cannot compute its
-        attention.
+    """The model of a config, with the residual scheme `model.residual`. Raises UserError where
+    there is no such scheme, or `model.attention_implementation` cannot compute its attention.
     """
     check_attention(config)
     return MODELS[config.objective](config, SCHEMES[config.residual].residual)

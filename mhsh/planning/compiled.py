@@ -62,10 +62,8 @@ class Topology(NamedTuple):
 
 
 def parse_topology(name: str, num_slices: int = 1) -> Topology:
-    """The topology of that name, checked as far as possible without the compiler.
-
-    Raises:
-      UserError: an unknown kind or layout, or slices where there are none.
+    """The topology of that name, checked as far as possible without the compiler. Raises UserError
+    where the kind or the layout is unknown, or slices are given where there are none.
     """
     kind, _, layout = name.partition(":")
     chip = CHIPS.get(kind)
@@ -97,10 +95,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
     the compiler becomes an error.
 
     Adds `warnings`: the partitioner's of involuntary rematerialisation (arrays gathered whole to
-    change their layout).
-
-    Raises:
-      UserError: as `compile_report`, and where the compiler crashed.
+    change their layout). Raises UserError as `compile_report`, and where the compiler crashed.
     """
     platform = topology.platform
     if platform != "cpu" and compiler_of(platform) is None:
@@ -195,9 +190,8 @@ def compile_report(
       asked for, and figures of a compiled program are absent. `compile_seconds` includes tracing
       and lowering.
 
-    Raises:
-      UserError: the mesh does not make the devices, the model or the batch does not divide, or
-        there is no compiler.
+    Raises UserError where the mesh does not make the devices, the model or the batch does not
+    divide, or there is no compiler.
     """
     devices = _devices_of(topology)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
@@ -245,10 +239,7 @@ def compile_report(
 
 def _devices_of(topology: Topology) -> Sequence[Any]:
     """The devices to compile for. `local:N` needs a process with N simulated devices, as `measure`
-    starts.
-
-    Raises:
-      UserError: the compiler does not know the devices.
+    starts. Raises UserError where the compiler does not know the devices.
     """
     if topology.chip is None:
         return jax.devices("cpu")[: topology.num_devices]

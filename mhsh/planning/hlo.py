@@ -64,10 +64,8 @@ class Module(NamedTuple):
 
 
 def parse_module(text: str) -> Module:
-    """The computations of `compiled.as_text()`.
-
-    Raises:
-      ValueError: the text has no entry computation.
+    """The computations of `compiled.as_text()`. Raises ValueError where the text has no entry
+    computation.
     """
     computations: dict[str, Computation] = {}
     entry = name = ""

@@ -19,10 +19,8 @@ from mhsh.training.plan import Devices, plan_run
 
 def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> dict[str, Any]:
     """The figures of one config, by name. Bytes are per device of the topology, else of the machine
-    here; FLOPs are of matrix products.
-
-    Raises:
-      UserError: the model or the batch does not divide over the devices.
+    here; FLOPs are of matrix products. Raises UserError where the model or the batch does not
+    divide over the devices.
     """
     model = config.model
     if topology:

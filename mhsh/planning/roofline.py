@@ -156,11 +156,9 @@ class StepTime(NamedTuple):
 
 
 def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
-    """The time of a step, and of `train.num_steps` steps, on `num_chips` chips.
-
-    Raises:
-      UserError: the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1,
-        whose sums of activations are not estimated.
+    """The time of a step, and of `train.num_steps` steps, on `num_chips` chips. Raises UserError
+    where the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1, whose
+    sums of activations are not estimated.
     """
     num_devices = num_chips * chip.of_chip
     shape = mesh_shape(config, num_devices, math.ceil(num_devices / chip.domain))

@@ -40,8 +40,7 @@ def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict
       of them adds, |c' - c| / |c| averaged over tokens, where l is skipped (Csordas et al. 2025,
       arXiv 2505.13898); 0 of the last layer. Of the first batch alone.
 
-    Raises:
-      UserError: the layers are passed several times.
+    Raises UserError where the layers are passed several times.
     """
     if config.loops > 1:
         raise UserError(f"model.loops = {config.loops}: a layer is in every pass; allowed with mhsh probe ablation: 1")

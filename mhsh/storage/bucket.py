@@ -126,11 +126,9 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def check_bucket(path: epath.PathLike) -> None:
-    """Prepares this process for the bucket of `path`; does nothing for a local path.
-
-    Raises:
-      UserError: it does not exist, or is not for this login.
-      Unavailable: nobody answers.
+    """Prepares this process for the bucket of `path`; does nothing for a local path. Raises
+    UserError where it does not exist, or is not for this login. Raises Unavailable where nobody
+    answers.
     """
     if not is_remote(path):
         return
@@ -181,12 +179,10 @@ def _check_login(bucket: str, server: str) -> None:
 
 @contextlib.contextmanager
 def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
-    """The bucket that `path` is in, as a file system of fsspec, for use inside the `with`.
-
-    Raises:
-      FileExistsError: a request inside the `with` names another generation than the object has.
-      OSError: the client failed, also inside the `with`; it has `strerror` and the path as given.
-      UserError: the bucket cannot be used, or does not answer.
+    """The bucket that `path` is in, as a file system of fsspec, for use inside the `with`. Raises
+    FileExistsError where a request inside the `with` names another generation than the object has.
+    Raises OSError where the client failed, also inside the `with`; it has `strerror` and the path
+    as given. Raises UserError where the bucket cannot be used, or does not answer.
     """
     check_bucket(path)
     import fsspec

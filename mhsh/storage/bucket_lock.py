@@ -32,10 +32,8 @@ class Watch:
         self._seen: dict[str, tuple[int, float]] = {}  # a lock's generation, and since when it has that
 
     def replaced(self, path: str) -> int:
-        """The generation of the lock that a new holder replaces; 0: there is no lock.
-
-        Raises:
-          BlockingIOError: its holder lives, or is not known to be dead yet.
+        """The generation of the lock that a new holder replaces; 0: there is no lock. Raises
+        BlockingIOError where its holder lives, or is not known to be dead yet.
         """
         now = GuardedObject(path).generation()
         seen, since = self._seen.get(path, (0, 0.0))
@@ -53,12 +51,9 @@ def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], N
     If the object exists, this process calls `waiting` and waits up to DEAD_SECONDS to see whether
     the lock is dead; with a `watch` it takes the lock where that has seen so. A holder that was
     frozen and finds its lock taken ends at once, before it can write into the other's run: with
-    status 2, and with a `watch` 75, as it has other work.
-
-    Raises:
-      BlockingIOError: another process holds it.
-      UserError: the bucket allows no writing.
-      Unavailable: it does not answer.
+    status 2, and with a `watch` 75, as it has other work. Raises BlockingIOError where another
+    process holds it. Raises UserError where the bucket allows no writing. Raises Unavailable where
+    it does not answer.
     """
     lock = _Lock(path, holder, _TAKEN if watch is None else os.EX_TEMPFAIL)
     lock.acquire(lock.wait(waiting) if watch is None else watch.replaced(path))

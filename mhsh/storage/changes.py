@@ -14,10 +14,8 @@ from mhsh.errors import UserError
 
 
 def with_changes(config: Config, changes: Sequence[tuple[str, Any]], run: str | os.PathLike[str]) -> Config:
-    """The config of `run` with other values by path.
-
-    Raises:
-      UserError: there is no such field, the value is not allowed, or the field decides losses.
+    """The config of `run` with other values by path. Raises UserError where there is no such field,
+    the value is not allowed, or the field decides losses.
     """
     changed = from_dict(override(to_dict(config), changes, "--config."))
     refused = format_differences(config, changed, without=free_fields(config.model.objective))

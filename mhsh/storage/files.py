@@ -43,11 +43,9 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
-    """A file, local or in a bucket, to be read as a stream of bytes inside the `with`.
-
-    Raises:
-      OSError: it cannot be opened or read; it has `strerror`, for a bucket too.
-      UserError: the bucket cannot be reached.
+    """A file, local or in a bucket, to be read as a stream of bytes inside the `with`. Raises
+    OSError where it cannot be opened or read; it has `strerror`, for a bucket too. Raises UserError
+    where the bucket cannot be reached.
     """
     if not is_remote(path):
         with _regular(path) as file:
@@ -77,10 +75,8 @@ def _regular(path: epath.PathLike) -> IO[bytes]:
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again: MHSH_CACHE, or mhsh in the user's cache.
-
-    Raises:
-      UserError: this user has no home.
+    """The folder of what can be made again: MHSH_CACHE, or mhsh in the user's cache. Raises
+    UserError where this user has no home.
     """
     if named := os.environ.get("MHSH_CACHE"):
         return Path(named)
@@ -202,10 +198,7 @@ def check_new_file(flag: str, path: str | Path | None) -> None:
 
 def check_writable(flag: str, path: str | Path) -> None:
     """Checks, before any work, that a file or a folder can be made at `path`. Folders above it may
-    be missing.
-
-    Raises:
-      UserError: it is in a bucket, is empty, or the file system refuses it.
+    be missing. Raises UserError where it is in a bucket, is empty, or the file system refuses it.
     """
     if is_remote(path):
         raise UserError(f"{flag}={path} is in a bucket, and this is written on a local disk alone; write it there, then copy it")
@@ -222,10 +215,8 @@ def check_writable(flag: str, path: str | Path) -> None:
 
 def check_folder(flag: str, path: str) -> None:
     """Checks, before any work, that `path` is a folder, or that one can be made there. A bucket
-    says so itself when it is asked.
-
-    Raises:
-      UserError: it is empty, a file, or the file system refuses it.
+    says so itself when it is asked. Raises UserError where it is empty, a file, or the file system
+    refuses it.
     """
     if is_remote(path) or os.path.isdir(path):  # noqa: PTH112 (a name that is too long is none)
         return
@@ -247,11 +238,9 @@ class MissingFile(UserError):
 
 
 def whole_file(path: epath.PathLike) -> bytes:
-    """The bytes of a small file: JSON or a vocabulary, local or in a bucket.
-
-    Raises:
-      OSError: it cannot be opened or read; it has `strerror`.
-      UserError: it is larger than any such file, or the bucket cannot be reached.
+    """The bytes of a small file: JSON or a vocabulary, local or in a bucket. Raises OSError where
+    it cannot be opened or read; it has `strerror`. Raises UserError where it is larger than any
+    such file, or the bucket cannot be reached.
     """
     if is_remote(path):
         # In one request. Opening an object would first ask for its size, and cut to that length
@@ -267,11 +256,8 @@ def whole_file(path: epath.PathLike) -> bytes:
 
 
 def read_object(path: epath.PathLike) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-      MissingFile: there is no such file.
-      UserError: it cannot be read, or `parse_object` refuses it.
+    """The object in a JSON file. Raises MissingFile where there is no such file. Raises UserError
+    where it cannot be read, or `parse_object` refuses it.
     """
     try:
         content = whole_file(path)
@@ -283,11 +269,9 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, what: str) -> dict[str, Any]:
-    """The object in JSON text; errors name it by `what`.
-
-    Raises:
-      UserError: it is no text, not JSON or not an object, is nested too deeply, has half of a
-        surrogate pair, or has a key twice (of which some readers take the first and some the last).
+    """The object in JSON text; errors name it by `what`. Raises UserError where it is no text, not
+    JSON or not an object, is nested too deeply, has half of a surrogate pair, or has a key twice
+    (of which some readers take the first and some the last).
     """
     text = decoded(content, what)
     try:
@@ -341,9 +325,8 @@ def check_new_folder(out: str) -> None:
 def new_folder(out: str) -> Iterator[Path]:
     """A folder beside `out` to fill. At the end of the `with` it is flushed to the disk and renamed
     to `out`; after an exception it is removed. What a killed process left of it is removed first.
-
-    Raises:
-      UserError: `out` exists, its folder cannot be written to, or another process is writing it.
+    Raises UserError where `out` exists, its folder cannot be written to, or another process is
+    writing it.
     """
     check_new_folder(out)
     final = Path(os.path.abspath(out))  # noqa: PTH100 (links are not followed)

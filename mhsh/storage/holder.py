@@ -37,8 +37,7 @@ def held(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
     Args:
       watch: of a worker, which does not wait to see whether a holder is dead.
 
-    Raises:
-      InUse: another process holds it.
+    Raises InUse where another process holds it.
     """
     record = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
     lock, note = (_bucket_lock(folder, record, watch) if is_remote(folder) else _local_lock(Path(folder), record)), ""

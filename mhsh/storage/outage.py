@@ -84,10 +84,8 @@ class Request:
         self.seconds = None if _waits.get() else _ONE_TRY_SECONDS  # that a try may take; None: the client's own bound
 
     def failed(self, error: BaseException) -> float:
-        """A try has failed in a way that may pass. Returns the seconds until the next one.
-
-        Raises:
-          Unavailable: the deadline is over, or nothing is tried again here.
+        """A try has failed in a way that may pass. Returns the seconds until the next one. Raises
+        Unavailable where the deadline is over, or nothing is tried again here.
         """
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         with _lock:
@@ -116,11 +114,8 @@ def is_over() -> bool:
 
 
 def retried(ask: Callable[[], T], where: object) -> T:
-    """The answer of a local file system to `ask`, which may be asked twice.
-
-    Raises:
-      OSError: its own, where that is an answer.
-      Unavailable: as `Request.failed`.
+    """The answer of a local file system to `ask`, which may be asked twice. Raises the OSError of
+    the file system where that is an answer, and Unavailable as `Request.failed`.
     """
     request = Request(where)
     while True:

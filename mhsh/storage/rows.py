@@ -48,10 +48,8 @@ class RowsFile:
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`. Numbers that are not finite become null. In
-        a bucket, rows of a call that has failed are given again, before those that are new.
-
-        Raises:
-          UserError: another process has taken the run.
+        a bucket, rows of a call that has failed are given again, before those that are new. Raises
+        UserError where another process has taken the run.
         """
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
@@ -69,9 +67,8 @@ class RowsFile:
           expected: how many rows there were up to `step` when its checkpoint was saved.
           accept_gap: whether to go on without rows that are lost.
 
-        Raises:
-          UserError: rows up to `step` are lost, or the file cannot be read (it is unchanged), or
-            another process has taken the run.
+        Raises UserError where rows up to `step` are lost, or the file cannot be read (it is
+        unchanged), or another process has taken the run.
         """
         if not is_remote(self._path):
             return self._cut(step, expected, accept_gap, self._keep)
@@ -124,10 +121,7 @@ def rows_in(path: epath.Path) -> Iterator[dict[str, Any]]:
 
 def parsed(path: epath.Path) -> Iterator[tuple[bytes, list[Any]]]:
     """The file in pieces of whole lines, with the row in each line; None: the line is damaged, or
-    has no end.
-
-    Raises:
-      OSError: it cannot be read.
+    has no end. Raises OSError where it cannot be read.
     """
     with _stream(path) as file:
         begun = b""

@@ -75,11 +75,8 @@ class RunFolder:
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
         """Creates the folder for `config`, or opens it if it holds a run that goes on with it: of
         the same config but for `free_fields`, or with fewer steps under a schedule that does not
-        depend on their number.
-
-        Raises:
-          UserError: the folder holds a run of another config or something else, or cannot be
-            written.
+        depend on their number. Raises UserError where the folder holds a run of another config or
+        something else, or cannot be written.
         """
         folder = cls.made(path)
         if folder._config_to_write(config) is not None:
@@ -157,10 +154,8 @@ class RunFolder:
         return from_record(self._read_json("config.json"), str(self._config_path))
 
     def read_config(self, changes: Sequence[tuple[str, Any]] = ()) -> Config:
-        """The config of the run as it went on last, with `changes` of `free_fields`.
-
-        Raises:
-          UserError: it is missing, unreadable or invalid, or a change is of another field.
+        """The config of the run as it went on last, with `changes` of `free_fields`. Raises
+        UserError where it is missing, unreadable or invalid, or a change is of another field.
         """
         return with_changes(self.config_at(None), changes, self.path)
 
@@ -180,9 +175,7 @@ class RunFolder:
 
     def read_run(self, *needed: str) -> dict[str, Any]:
         """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status.
-
-        Raises:
-          UserError: it is missing or damaged, or has not all that is needed.
+        Raises UserError where it is missing or damaged, or has not all that is needed.
         """
         record = self._read_json("run.json")
         check_record(record, self.path / "run.json", needed)
@@ -247,9 +240,7 @@ class RunFolder:
     def set_rows_aside(self) -> epath.Path | None:
         """Moves metrics.jsonl, run.json and the event files of a run without checkpoints into a
         folder of their own, so that it begins again. Returns that folder; None: there is nothing.
-
-        Raises:
-          UserError: it has checkpoints, from which it goes on.
+        Raises UserError where it has checkpoints, from which it goes on.
         """
         newest = self.newest_checkpoint()
         if newest is not None:
@@ -268,9 +259,7 @@ class RunFolder:
 
     def counters(self, step: int) -> Counters | None:
         """What had been used when the checkpoint of `step` was saved; None for an imported one.
-
-        Raises:
-          UserError: the file is damaged.
+        Raises UserError where the file is damaged.
         """
         path = self.checkpoints_path / str(step) / COUNTERS_FILE
         try:
@@ -298,10 +287,8 @@ class RunFolder:
         return hashlib.sha256(whole_file(path)).hexdigest() if exists(path) else None
 
     def vocabulary(self, config: Config) -> epath.Path | None:
-        """The vocabulary's file; None if there is none yet (see `has_vocabulary`).
-
-        Raises:
-          UserError: it is not the one that run.json records.
+        """The vocabulary's file; None if there is none yet (see `has_vocabulary`). Raises UserError
+        where it is not the one that run.json records.
         """
         if self.has_run_record() and self.read_run().get("vocabulary") != self.vocabulary_hash(config):
             raise UserError(

@@ -38,11 +38,9 @@ _COPYING = "branching"  # the status in run.json until the checkpoint is there
 def branch(folder: RunFolder, config: Config) -> None:
     """Makes the new run in `folder` what RUN was after STEP: vocabulary, metrics, run.json, and at
     last the checkpoint, so that what a killed copy leaves is copied anew. Does nothing where
-    train.start_from names no step, or the run has gone on.
-
-    Raises:
-      UserError: RUN has no checkpoint of STEP or diverged before it, its steps up to it are not
-        those of `config`, or one of the two folders is in a bucket and the other is not.
+    train.start_from names no step, or the run has gone on. Raises UserError where RUN has no
+    checkpoint of STEP or diverged before it, its steps up to it are not those of `config`, or one
+    of the two folders is in a bucket and the other is not.
     """
     point = branch_point(config.train.start_from)
     if point is None or folder.newest_checkpoint() is not None:

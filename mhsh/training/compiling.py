@@ -91,11 +91,9 @@ def keep_compiled(folder: RunFolder) -> str:
 
 
 def private_cache(folder: Path) -> Path:
-    """The cache in `folder` for programs of this kind of machine. Creates it if needed.
-
-    Raises:
-      UserError: it is no folder, it belongs to somebody else, or others have access to it.
-      OSError: it cannot be made, or written to.
+    """The cache in `folder` for programs of this kind of machine. Creates it if needed. Raises
+    UserError where it is no folder, it belongs to somebody else, or others have access to it.
+    Raises OSError where it cannot be made, or written to.
     """
     cache = folder / CACHE_FOLDER
     make_folder(folder)

@@ -70,10 +70,8 @@ def choose_mesh(config: Config, num_devices: int, num_slices: int = 1) -> MeshCh
 
 
 def mesh_shape(config: Config, num_devices: int, num_slices: int = 1) -> dict[str, int]:
-    """The number of devices on each mesh axis, with -1 resolved.
-
-    Raises:
-      UserError: the axes do not multiply to the number of devices.
+    """The number of devices on each mesh axis, with -1 resolved. Raises UserError where the axes do
+    not multiply to the number of devices.
     """
     shape = to_dict(config.mesh)
     if shape[DATA_AXIS] == shape[FSDP_AXIS] == -1:
@@ -95,11 +93,9 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     and the batch can be divided over it.
 
     Several slices are placed along `data`, or along `fsdp` if `data` is not a multiple of their
-    number: only these axes then communicate over the slow network between slices.
-
-    Raises:
-      UserError: the axes do not multiply to the number of devices, something is not divisible, or
-        the slices fit on neither axis.
+    number: only these axes then communicate over the slow network between slices. Raises UserError
+    where the axes do not multiply to the number of devices, something is not divisible, or the
+    slices fit on neither axis.
     """
     devices = jax.devices() if devices is None else devices
     num_slices = count_slices(devices)

@@ -21,10 +21,8 @@ Scalar = float | jax.Array
 
 def decay_mask(residual: str, params: Any) -> Any:
     """A tree of bools: True where weight decay (and LAMB's trust ratio) applies to the parameters
-    of a model with this residual scheme.
-
-    Raises:
-      UserError: neither DECAYED_PARAMETERS nor the scheme decides about a parameter.
+    of a model with this residual scheme. Raises UserError where neither DECAYED_PARAMETERS nor the
+    scheme decides about a parameter.
     """
     scheme = SCHEMES[residual].residual
 
@@ -121,10 +119,8 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     may scale the layers' gradients and updates.
 
     `update` takes the keywords `learning_rate`, that of the step, and `grad_norm`, the gradients'
-    global norm.
-
-    Raises:
-      UserError: there is no such entry or scheme, or they do not go together.
+    global norm. Raises UserError where there is no such entry or scheme, or they do not go
+    together.
     """
     check_entries(config)
     optimizer, model = config.optimizer, config.model

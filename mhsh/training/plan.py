@@ -42,10 +42,8 @@ def plan_run(config: Config, devices: Devices | None = None) -> RunPlan:
 
     `auto` becomes the first remat policy that fits; without a known memory, the one that needs
     least. The activations of a policy that the config names are left to the compiler, which may
-    need less than is counted.
-
-    Raises:
-      UserError: the mesh does not make the devices, or the model or the batch does not divide.
+    need less than is counted. Raises UserError where the mesh does not make the devices, or the
+    model or the batch does not divide.
     """
     devices = devices or Devices.of(jax.devices())
     shape = mesh_shape(config, devices.count, devices.slices)

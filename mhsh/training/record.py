@@ -140,10 +140,8 @@ class Log:
 
     def flush(self, waits: bool = False) -> bool:
         """Writes all rows so far. Returns whether that was done: where the storage does not answer
-        the rows wait for the next time, or with `waits` this call does, until the deadline.
-
-        Raises:
-          Unavailable: the deadline is over.
+        the rows wait for the next time, or with `waits` this call does, until the deadline. Raises
+        Unavailable where the deadline is over.
         """
         self._flushed = time.monotonic()
         if not self._unwritten:

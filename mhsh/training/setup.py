@@ -47,11 +47,8 @@ class Run:
     train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]  # as soon as `compile` was called
 
     def __init__(self, config: Config, folder: RunFolder, display: Display) -> None:
-        """A run of `config` in `folder`.
-
-        Raises:
-          UserError: the data, the mesh or the folder does not fit the config, or the processes
-            differ.
+        """A run of `config` in `folder`. Raises UserError where the data, the mesh or the folder
+        does not fit the config, or the processes differ.
         """
         self.asked_for = config
         code_hash()  # kept from here on: the files are still those that were imported
@@ -111,13 +108,10 @@ def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
     """The state to go on from, its step, and for run.json from which other run it started (None:
     from none). A run has four starts, tried in this order:
 
-    1. It goes on from its newest good checkpoint; damaged ones are set aside.
-    2. It goes on from an imported checkpoint, which has no run.json yet.
-    3. It starts with the parameters of another run, train.start_from.
-    4. It starts with fresh parameters.
-
-    Raises:
-      UserError: all its checkpoints are damaged, or those of train.start_from do not fit.
+    1. It goes on from its newest good checkpoint; damaged ones are set aside. 2. It goes on from an
+    imported checkpoint, which has no run.json yet. 3. It starts with the parameters of another run,
+    train.start_from. 4. It starts with fresh parameters. Raises UserError where all its checkpoints
+    are damaged, or those of train.start_from do not fit.
     """
     config, checkpoints, folder, note = run.config, run.checkpoints, run.folder, run.display.note
     for step in checkpoints.steps():

@@ -177,10 +177,7 @@ def compile_train_step(
 ) -> jax.stages.Compiled:
     """The train step, compiled for this mesh with explicit shardings: a function of `run_inputs`,
     the state and the batch. It donates the old state. `state` may be abstract (shapes, dtypes and
-    shardings).
-
-    Raises:
-      UserError: this XLA does not have the flags of train.xla_flags.
+    shardings). Raises UserError where this XLA does not have the flags of train.xla_flags.
     """
     shardings = shardings_of(state)
     batch = example_batch(config, config.train.batch_size)

@@ -117,11 +117,9 @@ class StoredCheckpoints:
         return UserError(f"{self._folder} holds no checkpoint; train the run first")
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of `step`, with the shardings of `abstract`, on any mesh.
-
-        Raises:
-          DamagedCheckpoint: it cannot be read, or its arrays have changed.
-          UserError: it is of another model: its arrays are not those of `abstract`.
+        """The state of `step`, with the shardings of `abstract`, on any mesh. Raises
+        DamagedCheckpoint where it cannot be read, or its arrays have changed. Raises UserError
+        where it is of another model: its arrays are not those of `abstract`.
         """
         self._check_files(step)
         params = self._restore_item(step, "params", abstract.params)
@@ -197,10 +195,8 @@ class Checkpoints(StoredCheckpoints):
 
     def save(self, step: int, state: TrainState, counters: Counters | None = None) -> None:
         """Copies the state and returns; it is written in the background. `counters` go with it,
-        where they are known.
-
-        Raises:
-          UserError: this save or the one before has failed; earlier checkpoints are intact.
+        where they are known. Raises UserError where this save or the one before has failed; earlier
+        checkpoints are intact.
         """
         items = {"params": flatten(state.params), "opt_state": flatten((state.opt_state, state.step))}
         manifests = {name: manifest(leaves, jax.device_get(checksums(leaves))) for name, leaves in items.items()}

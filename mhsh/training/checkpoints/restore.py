@@ -44,10 +44,8 @@ def load_for_inference(
     folder: RunFolder, config: Config, step: int | None, num_averaged: int, mesh: Mesh | None = None
 ) -> tuple[Model, Any]:
     """The model, and its parameters at `step` (None: the newest), or their mean over the
-    `num_averaged` newest checkpoints up to it, on `mesh` (None: on one device).
-
-    Raises:
-      UserError: there are no such checkpoints, or they are damaged.
+    `num_averaged` newest checkpoints up to it, on `mesh` (None: on one device). Raises UserError
+    where there are no such checkpoints, or they are damaged.
     """
     note_other_file(folder, config, SCHEMES)
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
@@ -63,10 +61,7 @@ def load_for_inference(
 
 def note_other_file(folder: RunFolder, config: Config, needed: Registry[Any]) -> None:
     """Says on standard error where the run's entry of that registry is of another file than the one
-    that is loaded.
-
-    Raises:
-      UserError: the entry is not loaded.
+    that is loaded. Raises UserError where the entry is not loaded.
     """
     differing = check_recorded(config, folder.recorded(), folder.path, [needed])
     if differing:
@@ -74,10 +69,8 @@ def note_other_file(folder: RunFolder, config: Config, needed: Registry[Any]) ->
 
 
 def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
-    """A mesh with so many devices on the axes that are named, and one on the others.
-
-    Raises:
-      UserError: there is no such axis, there are fewer devices, or they do not divide the model.
+    """A mesh with so many devices on the axes that are named, and one on the others. Raises
+    UserError where there is no such axis, there are fewer devices, or they do not divide the model.
     """
     for axis, size in axes.items():
         if axis not in MESH_AXES or size < 1:
@@ -92,10 +85,8 @@ def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
 
 
 def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
-    """The data of a run: what it was trained on, if it has been.
-
-    Raises:
-      UserError: data.source has changed since, or does not exist on this machine.
+    """The data of a run: what it was trained on, if it has been. Raises UserError where data.source
+    has changed since, or does not exist on this machine.
     """
     note_other_file(folder, config, SOURCES)
     corpus = load_corpus(config, folder.vocabulary(config))
@@ -112,9 +103,7 @@ def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
 
 def newest_steps(checkpoints: StoredCheckpoints, count: int, step: int | None) -> list[int]:
     """The newest `count` saved steps, newest first; with `step`, that one and those before it.
-
-    Raises:
-      UserError: fewer are saved, or `step` is not among them.
+    Raises UserError where fewer are saved, or `step` is not among them.
     """
     newest = checkpoints.existing_step(step)
     kept = [saved for saved in checkpoints.steps() if saved <= newest]
@@ -131,10 +120,8 @@ def average(checkpoints: StoredCheckpoints, steps: Sequence[int], abstract_param
     """The mean of the parameters at `steps`, with the dtypes and shardings of `abstract_params`
     (Vaswani et al. 2017, section 6.1).
 
-    It is a running mean in fp32: only one checkpoint is in memory beside it.
-
-    Raises:
-      UserError: as `StoredCheckpoints.restore_params`.
+    It is a running mean in fp32: only one checkpoint is in memory beside it. Raises UserError as
+    `StoredCheckpoints.restore_params`.
     """
     first = checkpoints.restore_params(steps[0], abstract_params)
     mean = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), first)
@@ -161,9 +148,8 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
       the state, and for run.json: the folder, its step, the names of the parts that were taken,
       started fresh and left, and the runs before it (RunFolder.lineage).
 
-    Raises:
-      UserError: the folder holds no good checkpoint, its embeddings or stacks have other shapes, or
-        its moments are another optimiser's.
+    Raises UserError where the folder holds no good checkpoint, its embeddings or stacks have other
+    shapes, or its moments are another optimiser's.
     """
     folder = RunFolder(config.train.start_from)
     other = folder.read_config()

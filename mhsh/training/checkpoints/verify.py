@@ -125,10 +125,8 @@ def find_damage(folder: epath.Path) -> str | None:
 
     Files that are not listed are ignored. Sizes are compared before anything is read. A listed name
     that leads out of `folder`, or to something that is no file, is damage: nothing of it is opened.
-
-    Raises:
-      UserError: a bucket is not for this login.
-      Unavailable: the storage does not answer, which says nothing of the files.
+    Raises UserError where a bucket is not for this login. Raises Unavailable where the storage does
+    not answer, which says nothing of the files.
     """
     return _damage(folder) if is_remote(folder) else retried(lambda: _damage(folder), folder)
 
