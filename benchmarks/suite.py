@@ -257,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def chosen_stages(known: Sequence[Stage], only: str | None) -> list[Stage]:
-    """The stages of --only, in their own order. Raises UserError where one of them does not exist."""
+    """The stages of --only, in their own order. Raises UserError where one does not exist."""
     names = [stage.name for stage in known]
     wanted = names if only is None else only.split(",")
     for name in wanted:

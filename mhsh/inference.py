@@ -36,7 +36,7 @@ from mhsh.prompts import check_masks, check_values, listed
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
 from mhsh.training.memory import with_policy
-from mhsh.training.sharding import ROWS, axis_rules, put_batch, whole
+from mhsh.training.sharding import ROWS, axis_rules, put_batch, replicate_parameters
 from mhsh.training.shards import over_shards
 
 # What only the models of one objective do.
@@ -239,7 +239,7 @@ class LoadedModel:
 
     @functools.cached_property
     def _whole_params(self) -> Any:
-        return whole(self.params, self.mesh, self.config.model)
+        return replicate_parameters(self.params, self.mesh, self.config.model)
 
     def _check_method(self, method: str) -> None:
         if _METHODS[self._objective] != method:
@@ -282,10 +282,10 @@ class LoadedModel:
             batch["token_types"] = np.zeros_like(batch["inputs"])
         return batch, longest
 
-    def _compute(self, function: Callable[..., Any], batch: dict[str, np.ndarray], *alike: Any) -> Any:
+    def _compute(self, function: Callable[..., Any], batch: dict[str, np.ndarray], *replicated: Any) -> Any:
         """The rows that `function` returns for a batch, on this machine."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(axis_rules(self.config.model)):
-            return jax.device_get(function(self.params, put_batch(batch, self.mesh), *alike))
+            return jax.device_get(function(self.params, put_batch(batch, self.mesh), *replicated))
 
     def _masked_loss(self, text: str) -> float:
         tokenizer = self.tokenizer

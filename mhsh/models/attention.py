@@ -17,10 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import current_platform
-from mhsh.models.dropout import Seed, Seeds, dropout, unstacked
+from mhsh.models.dropout import Seed, Seeds, dropout, split_seeds
 from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
-from mhsh.models.layers import HeadNorm, Rotation, linear, turned
+from mhsh.models.layers import HeadNorm, Rotation, linear, rotate
 from mhsh.models.sublayer import Branch
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         """As `__call__`, in parts."""
         config = self.config
         if not self.is_initializing():  # which traces rows of any length, on any device
-            seed, out_seed = unstacked(seeds, 2)
+            seed, out_seed = split_seeds(seeds, 2)
             if config.attention_implementation == "cudnn":
                 context = cudnn_attention(*self._project_all(x, source, rotation), mask.dense)
                 return self._out(checkpoint_name(context, "context"), out_seed)
@@ -132,7 +132,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Branch:
         """As `branch` with projected queries, keys and values, always by XLA."""
         config = self.config
-        probabilities_seed, out_seed = unstacked(seeds, 2)
+        probabilities_seed, out_seed = split_seeds(seeds, 2)
         if config.num_kv_heads:
             key, value = (jnp.repeat(heads, config.num_heads // config.kv_heads, axis=2) for heads in (key, value))
         scores = jnp.einsum("BTNH,BSNH->BNTS", query, key).astype(jnp.float32)
@@ -167,7 +167,7 @@ class MultiHeadAttention(nn.Module):
             parts = jnp.unstack(self._project_jointly(x), axis=2)
             query, key, value = (_normed(norm, part) for norm, part in zip(norms, parts, strict=True))
             query = query * self.config.head_dim**-0.5
-        return turned(query, rotation), turned(key, rotation), value
+        return rotate(query, rotation), rotate(key, rotation), value
 
     def _projects_jointly(self, source: Float[Array, "B S D"] | None) -> bool:
         """Whether one product makes queries, keys and values."""

@@ -53,7 +53,7 @@ def layer_seeds(key: DropoutKey, lengths: tuple[int, ...], num_sublayers: int) -
     return seeds.reshape(*lengths, num_sublayers, 2, 2)
 
 
-def unstacked(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
+def split_seeds(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
     """What is stacked on the first axis, or as many times None."""
     return (None,) * count if seeds is None else tuple(seeds)
 

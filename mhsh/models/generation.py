@@ -19,7 +19,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention
 from mhsh.models.bert import Bert, Embeddings, PredictionHead
 from mhsh.models.devices import current_platform
-from mhsh.models.layers import Rotation, rotation, turned
+from mhsh.models.layers import Rotation, rotate, rotation
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
 from mhsh.models.sublayer import Sublayer
@@ -34,7 +34,7 @@ _MOST_PROGRAMS = 48
 
 
 class KVCache(NamedTuple):
-    """Keys (turned, where positions are rotary) and values of one attention, of the G heads of each
+    """Keys (rotated, if positions are rotary) and values of one attention, of the G heads of each
     row, in the layouts that a CPU multiplies fastest.
 
     Rows and heads are one axis. With two XLA would write each token twice: into the cache, and into
@@ -54,7 +54,7 @@ def empty_cache(config: ModelConfig, rows: int, places: int, *layers: int) -> KV
 
 def _projected(attention: MultiHeadAttention, source: Float[Array, "B S D"], turns: Rotation | None = None) -> KVCache:
     """The keys and values of `source`."""
-    key, value = turned(attention.project_key(source), turns), attention.project_value(source)
+    key, value = rotate(attention.project_key(source), turns), attention.project_value(source)
     rows, places, heads, width = key.shape
     key, value = jnp.einsum("BSGH->BGHS", key), jnp.einsum("BSGH->BGSH", value)
     return KVCache(key.reshape(rows * heads, width, places), value.reshape(rows * heads, places, width))
@@ -70,7 +70,7 @@ def _attend(
     """Attention of `x` to cached keys and values, without dropout."""
     key, value = (one.reshape(len(x), -1, *one.shape[1:]) for one in cache)
     key, value = jnp.einsum("BGHS->BSGH", key), jnp.einsum("BGSH->BSGH", value)
-    return attention.attend(turned(attention.project_query(x), turns), key, value, mask, None).output(0.0)
+    return attention.attend(rotate(attention.project_query(x), turns), key, value, mask, None).output(0.0)
 
 
 def _caching(
@@ -243,7 +243,7 @@ def generate(
     causal = jnp.broadcast_to(places <= jnp.arange(length)[:, None], (rows, length, length + room))
     hidden, caches = advance(model, params, prompts, positions, jnp.int32(0), causal, caches)
     if unrolls(model.config, params):
-        params, caches = decoding_params(model.config, params), unstacked_caches(model.config, caches)
+        params, caches = decoding_params(model.config, params), split_caches(model.config, caches)
     last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
     keys = jax.vmap(functools.partial(jax.random.fold_in, sampling.key))(jnp.asarray(batch["row"]))
 
@@ -271,7 +271,7 @@ def unrolls(config: ModelConfig, params: Any) -> bool:
     return current_platform() == "cpu" and layer > _CACHE_BYTES and config.loops * config.num_layers <= _MOST_PROGRAMS
 
 
-def unstacked_caches(config: ModelConfig, caches: KVCache) -> tuple[KVCache, ...]:
+def split_caches(config: ModelConfig, caches: KVCache) -> tuple[KVCache, ...]:
     """The cache of each layer, in the order in which a token passes them."""
     return tuple(cache for once in _unstack(caches, config.loops) for cache in _unstack(once, config.num_layers))
 
@@ -302,7 +302,7 @@ def advance(
       positions: in the text, from 0.
       mask: True where a token attends to a place of the cache, its own among them.
       caches: stacked, for each pass of model.loops and each of its layers; where the layers are
-        unrolled, from `unstacked_caches`.
+        unrolled, from `split_caches`.
     """
     batch = {"inputs": tokens, "inputs_position": positions, "token_types": jnp.zeros_like(tokens)}
     embeddings: Any = Embeddings(model.config)

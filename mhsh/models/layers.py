@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.dropout import Seeds, dropout, unstacked
+from mhsh.models.dropout import Seeds, dropout, split_seeds
 from mhsh.models.parameters import AXES, KERNELS, Kernel
 from mhsh.models.sublayer import Branch
 
@@ -159,7 +159,7 @@ def rotation(config: ModelConfig, positions: Int[Array, "B T"] | None) -> Rotati
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
-def turned(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
+def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
     """Each pair (i, i + H/2) of a head turned by its angle, in fp32 (RoPE: Su et al. 2021, arXiv
     2104.09864, where pairs are (2i, 2i + 1)); `x` itself without a rotation.
     """
@@ -296,7 +296,7 @@ class FeedForward(nn.Module):
     def branch(self, x: Float[Array, "B T D"], seeds: Seeds) -> Branch:
         """As `__call__`, in parts."""
         config = self.config
-        hidden_seed, out_seed = unstacked(seeds, 2)
+        hidden_seed, out_seed = split_seeds(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
         up, up_bias, down = (each.astype(dtype) for each in (self.up_kernel, self.up_bias, self.down_kernel))
         hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")

@@ -14,13 +14,13 @@ from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import attention_weights, feed_forward_weights
 from mhsh.models.attention import AttentionMask, MultiHeadAttention, attention_mask
 from mhsh.models.devices import current_platform
-from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, unstacked
+from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, split_seeds
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.streamed import streamed
 from mhsh.models.sublayer import ModuleSublayer
 from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
-from mhsh.models.vectors import packed, packing, unpacked
+from mhsh.models.vectors import pack, packing, unpack
 
 # What the backward pass finds saved; it recomputes everything else of a layer. `none` saves all.
 # `projections` saves what a layer projects its stream to, queries, keys, values and the hidden
@@ -95,7 +95,7 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     """
     together = None if _only_once(owner) else packing(config, owner.get_variable("params", "layers"))
     if together:
-        layer = nn.map_variables(layer, "params", functools.partial(unpacked, together))
+        layer = nn.map_variables(layer, "params", functools.partial(unpack, together))
     gathered = config.remat_policy == "gathered_groups" and not _only_once(owner)
     for length in reversed(lengths[1:] if gathered else lengths):
         # The layers of a group of one are recomputed as that group.
@@ -123,7 +123,7 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
         )
 
     def as_scanned(variables: Any) -> Any:
-        stacked = packed(together, variables) if together else variables
+        stacked = pack(together, variables) if together else variables
         return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), stacked)
 
     return nn.map_variables(layer, "params", as_scanned) if together or len(lengths) > 1 else layer
@@ -156,7 +156,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
     def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
-        attention_seeds, feed_forward_seeds = unstacked(seeds, 2)
+        attention_seeds, feed_forward_seeds = split_seeds(seeds, 2)
         (mask, turns), drops = context, seeds is not None
         stream = self.attention_residual(stream, ModuleSublayer(self.attention, (None, mask, attention_seeds, turns), drops))
         stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
@@ -218,7 +218,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
 
     def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
-        self_seeds, cross_seeds, feed_forward_seeds = unstacked(seeds, 3)
+        self_seeds, cross_seeds, feed_forward_seeds = split_seeds(seeds, 3)
         drops = seeds is not None
         sublayer = ModuleSublayer(self.self_attention, (None, context.self_mask, self_seeds), drops)
         stream = self.self_attention_residual(stream, sublayer)

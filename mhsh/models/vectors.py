@@ -47,7 +47,7 @@ def packing(config: ModelConfig, layers: Any) -> Packing | None:
     return Packing(shapes, tuple(path[:-1] for path in flat if path[-1] == "query_kernel") if are_joint else ())
 
 
-def packed(packing: Packing, variables: Any) -> Any:
+def pack(packing: Packing, variables: Any) -> Any:
     """The collection `params` of all layers with vectors [L,n] and joint projections
     [L,D,3,N,H].
     """
@@ -60,8 +60,8 @@ def packed(packing: Packing, variables: Any) -> Any:
     return unflatten_dict(flat)
 
 
-def unpacked(packing: Packing, variables: Any) -> Any:
-    """The collection `params` of one layer as it was before `packed`."""
+def unpack(packing: Packing, variables: Any) -> Any:
+    """The collection `params` of one layer as it was before `pack`."""
     flat: dict[Path, Any] = flatten_dict(variables)
     vectors, begin = flat.pop(_VECTORS), 0
     for path, shape in packing.shapes.items():

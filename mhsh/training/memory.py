@@ -24,8 +24,8 @@ from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.transformer import BY_GROUPS, layer_groups
 from mhsh.models.types import SUBLAYERS, encoder_stack
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, parameter_specs
-from mhsh.training.shards import as_used
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, partition_specs
+from mhsh.training.shards import cast_kernels
 from mhsh.training.state import TrainState, boxed_state, example_batch
 
 # From the fastest to the one that needs least memory, by platform. Elementwise operations are
@@ -82,7 +82,7 @@ def state_footprint(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
     boxed, specs, (parameters, moments) = _state_bytes(config, mesh_shape)
     gathered, gradients = 0, parameters
     if mesh_shape[FSDP_AXIS] > 1:
-        used = jax.eval_shape(functools.partial(as_used, config.model), nn.unbox(boxed.params))
+        used = jax.eval_shape(functools.partial(cast_kernels, config.model), nn.unbox(boxed.params))
         in_full = functools.partial(_sharded_bytes, mesh_shape={**mesh_shape, FSDP_AXIS: 1})
         gathered = gradients = in_full(used, specs.params)
         if config.model.remat_policy == "gathered_groups":
@@ -247,7 +247,7 @@ def _boxed_state(config: Config) -> TrainState:
 def _state_bytes(config: Config, mesh_shape: Mapping[str, int]) -> tuple[TrainState, TrainState, tuple[int, int]]:
     """The boxed state, its PartitionSpecs, and the bytes of parameters and moments on a device."""
     boxed = _boxed_state(config)
-    specs = parameter_specs(boxed, mesh_shape, config.model)
+    specs = partition_specs(boxed, mesh_shape, config.model)
     sizes = _sharded_bytes(boxed.params, specs.params, mesh_shape), _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
     return boxed, specs, sizes
 

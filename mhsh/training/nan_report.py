@@ -18,7 +18,7 @@ from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch, in_stack_order
 from mhsh.probes.gradient_flow import norm_by_layer
 from mhsh.training.sharding import axis_rules, replicated
-from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
+from mhsh.training.shards import manual_specs, over_shards, psum_batch, psum_gradients
 
 
 def nan_report(config: Config, model: Model, mesh: Mesh, params: Any, batch: Batch) -> dict[str, Any]:
@@ -33,17 +33,17 @@ def nan_report(config: Config, model: Model, mesh: Mesh, params: Any, batch: Bat
         _, sown = model.apply({"params": params}, batch, None, mutable=["diagnosis"])
         stacks: Any = sown["diagnosis"]
         broken = {stack: ~layers["layers"]["finite"][0].reshape(-1) for stack, layers in stacks.items()}
-        weights = summed(loss_weights(batch))
+        weights = psum_batch(loss_weights(batch))
 
         def loss(params: Any) -> jax.Array:
             return total_loss(compute_metrics(forward(model, params, batch, None), batch), weights)
 
         value, gradients = jax.value_and_grad(loss)(params)
-        seen = summed((jax.tree.map(lambda layers: layers.astype(jnp.float32), broken), value))
-        return summed_gradients(gradients, config), seen
+        seen = psum_batch((jax.tree.map(lambda layers: layers.astype(jnp.float32), broken), value))
+        return psum_gradients(gradients, config), seen
 
     def report(params: Any, batch: Batch) -> tuple[Any, Any, Any]:
-        out_specs = shard_specs(config.model), PartitionSpec()
+        out_specs = manual_specs(config.model), PartitionSpec()
         gradients, (broken, value) = over_shards(inspect, config.model, out_specs)(params, batch)
         finite = {stack: layers == 0 for stack, layers in broken.items()}
         return finite, value, {stack: norm_by_layer(gradients[stack]["layers"]) for stack in finite}

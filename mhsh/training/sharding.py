@@ -65,7 +65,7 @@ def matrices(boxed: Any) -> Any:
     return jax.tree.map(lambda names: "embed" in names and not wide.isdisjoint(names), nn.get_partition_spec(boxed))
 
 
-def parameter_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfig) -> Any:
+def partition_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfig) -> Any:
     """PartitionSpecs of parameters (or optimiser state) that are boxed with logical axis names, on
     a mesh of that shape (devices by axis).
 
@@ -88,12 +88,12 @@ def parameter_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfi
     return jax.tree.map(spec_of, nn.unbox(boxed), nn.get_partition_spec(boxed), matrices(boxed))
 
 
-def tree_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
+def named_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
     """NamedShardings of parameters (or optimiser state) that are boxed with logical axis names."""
-    return jax.tree.map(functools.partial(NamedSharding, mesh), parameter_specs(boxed, dict(mesh.shape), model))
+    return jax.tree.map(functools.partial(NamedSharding, mesh), partition_specs(boxed, dict(mesh.shape), model))
 
 
-def whole(params: Any, mesh: Mesh, model: ModelConfig) -> Any:
+def replicate_parameters(params: Any, mesh: Mesh, model: ModelConfig) -> Any:
     """The parameters, each on every device of the mesh. For what runs outside of a compiled step:
     one that is sharded by layers would be gathered again for each layer. With `gathered_groups`, as
     they are: not all fit, and XLA gathers what it needs.

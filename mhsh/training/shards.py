@@ -28,7 +28,7 @@ from mhsh.models.build import boxed_parameters
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS, batch_is_sharded, current_platform, tensor_is_sharded
 from mhsh.models.parameters import is_kernel, parameter_path
 from mhsh.models.types import Batch
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrices, parameter_specs
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrices, partition_specs
 
 # A TPU holds the last axis of an array in lanes, so many at a time.
 _LANES = 128
@@ -37,52 +37,52 @@ _LANES = 128
 def over_shards(
     function: Callable[..., Any], model: ModelConfig, out_specs: Any, gradient_dtype: str = "compute"
 ) -> Callable[..., Any]:
-    """`function(params, batch, *alike)` of whole parameters and each device's rows of the batch, on
-    the current mesh (jax.set_mesh); `alike` is the same on all devices.
+    """`function(params, batch, *replicated)` of whole parameters and each device's rows of the
+    batch, on the current mesh (jax.set_mesh); `replicated` is the same on all devices.
 
-    `params` are sharded as `shard_specs` says. `out_specs` are as in jax.shard_map: ROWS for what
-    has a row for each row of the batch, PartitionSpec() for what is alike on all devices. Where the
-    batch is in one piece, this is `function`. With `gathered_groups` the matrices are boxed, and
-    their gradients are added up in `gradient_dtype` (see train.gradient_dtype).
+    `params` are sharded as `manual_specs` says. `out_specs` are as in jax.shard_map: ROWS for what
+    has a row for each row of the batch, PartitionSpec() for what is the same on all devices. Where
+    the batch is in one piece, this is `function`. With `gathered_groups` the matrices are boxed,
+    and their gradients are added up in `gradient_dtype` (see train.gradient_dtype).
     """
 
-    def run(params: Any, batch: Batch, *alike: Any) -> Any:
+    def run(params: Any, batch: Batch, *replicated: Any) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 1:
-            return function(params, batch, *alike)
+            return function(params, batch, *replicated)
         by_xla = tensor_is_sharded()  # over `tensor` alone, which stays its own; else no axis is left to it
         rules = [(name, None if name == "batch" else axes) for name, axes in axis_rules(model)] if by_xla else []
-        specs = shard_specs(model)
+        specs = manual_specs(model)
 
-        def on_one(shards: Any, batch: Batch, *alike: Any) -> Any:
+        def on_one(shards: Any, batch: Batch, *replicated: Any) -> Any:
             if model.remat_policy == "gathered_groups":
-                params = _boxed(model, shards, specs, gradient_dtype)
+                params = _box_shards(model, shards, specs, gradient_dtype)
             else:
-                params = jax.tree.map(lambda shard, spec: _whole(shard, _fsdp_axis(spec)), as_used(model, shards), specs)
+                params = jax.tree.map(lambda shard, spec: _all_gather(shard, _fsdp_axis(spec)), cast_kernels(model, shards), specs)
             with nn.logical_axis_rules(rules):
-                return function(params, batch, *alike)
+                return function(params, batch, *replicated)
 
         return jax.shard_map(
             on_one,
-            in_specs=(specs, ROWS, *(PartitionSpec() for _ in alike)),
+            in_specs=(specs, ROWS, *(PartitionSpec() for _ in replicated)),
             out_specs=out_specs,
             axis_names=set(BATCH_AXES if by_xla else mesh.axis_names),
             check_vma=False,  # with it, jax would add up each gradient where it arises
-        )(params, batch, *alike)
+        )(params, batch, *replicated)
 
     return run
 
 
-def shard_specs(model: ModelConfig) -> Any:
+def manual_specs(model: ModelConfig) -> Any:
     """How the parameters lie on the axes `data` and `fsdp` of the current mesh."""
     shape = dict(jax.sharding.get_abstract_mesh().shape)
     if not shape:
         return PartitionSpec()
-    specs = parameter_specs(boxed_parameters(model), shape, model)
+    specs = partition_specs(boxed_parameters(model), shape, model)
     return jax.tree.map(lambda spec: PartitionSpec(*(None if axis == TENSOR_AXIS else axis for axis in spec)), specs)
 
 
-def summed(tree: Any) -> Any:
+def psum_batch(tree: Any) -> Any:
     """The sums of small arrays of one dtype over the shards of the batch, in one collective. Called
     in the function of `over_shards`.
     """
@@ -93,7 +93,7 @@ def summed(tree: Any) -> Any:
 
 
 @functools.partial(jax.named_call, name="add_up_gradients")
-def summed_gradients(gradients: Any, config: Config) -> Any:
+def psum_gradients(gradients: Any, config: Config) -> Any:
     """The sums of fp32 gradients by whole parameters over the shards of the batch, sharded as the
     parameters. Called in the function of `over_shards`.
 
@@ -105,24 +105,24 @@ def summed_gradients(gradients: Any, config: Config) -> Any:
     dtype = _gradient_dtype(model, config.train.gradient_dtype)
     are_matrices = jax.tree.leaves(matrices(boxed_parameters(model)))
 
-    def of_matrix(path: tuple[Any, ...], gradient: Array | Shard, spec: PartitionSpec) -> Array:
+    def sum_matrix(path: tuple[Any, ...], gradient: Array | Shard, spec: PartitionSpec) -> Array:
         if isinstance(gradient, Shard):
             return gradient.value
-        return _summed(gradient.astype(dtype) if is_kernel(parameter_path(path)) else gradient, _fsdp_axis(spec))
+        return _psum_shard(gradient.astype(dtype) if is_kernel(parameter_path(path)) else gradient, _fsdp_axis(spec))
 
     paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda leaf: isinstance(leaf, Shard))
     leaves = [leaf for _, leaf in paths_and_leaves]
     vectors = [leaf for leaf, is_matrix in zip(leaves, are_matrices, strict=True) if not is_matrix]
     # In one array, what is sharded over `tensor` would lose its shards.
-    sums = iter(jax.lax.psum(vectors, BATCH_AXES) if tensor_is_sharded() else summed(vectors))
-    specs = jax.tree.leaves(shard_specs(model))
+    sums = iter(jax.lax.psum(vectors, BATCH_AXES) if tensor_is_sharded() else psum_batch(vectors))
+    specs = jax.tree.leaves(manual_specs(model))
     return structure.unflatten(
-        of_matrix(path, leaf, spec) if is_matrix else next(sums)
+        sum_matrix(path, leaf, spec) if is_matrix else next(sums)
         for (path, leaf), spec, is_matrix in zip(paths_and_leaves, specs, are_matrices, strict=True)
     )
 
 
-def as_used(model: ModelConfig, params: Any) -> Any:
+def cast_kernels(model: ModelConfig, params: Any) -> Any:
     """The parameters with kernels in model.compute_dtype, in which alone they are used."""
 
     def cast(path: tuple[Any, ...], leaf: Array, is_matrix: bool) -> Array:
@@ -143,7 +143,7 @@ class Shard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
 
     def unbox(self) -> Array:
         """The whole matrix, or those of several layers."""
-        return _unboxed(self.value, self.axis, self.dtype, self.gradient_dtype)
+        return _unbox(self.value, self.axis, self.dtype, self.gradient_dtype)
 
     def replace_boxed(self, val: Any) -> Any:
         return self.replace(value=val)
@@ -155,7 +155,7 @@ class Shard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
         return self
 
 
-def _boxed(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str) -> Any:
+def _box_shards(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str) -> Any:
     """Parameters whose matrices are boxed as Shards."""
 
     def box(path: tuple[Any, ...], shard: Array, spec: PartitionSpec, is_matrix: bool) -> Array | Shard:
@@ -171,23 +171,23 @@ def _boxed(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str) -> 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _unboxed(shard: Array, axis: int | None, dtype: str, gradient_dtype: str) -> Array:
-    return _whole(shard.astype(dtype), axis)
+def _unbox(shard: Array, axis: int | None, dtype: str, gradient_dtype: str) -> Array:
+    return _all_gather(shard.astype(dtype), axis)
 
 
-def _unboxed_forward(shard: Array, axis: int | None, dtype: str, gradient_dtype: str) -> tuple[Array, None]:
-    return _unboxed(shard, axis, dtype, gradient_dtype), None
+def _unbox_forward(shard: Array, axis: int | None, dtype: str, gradient_dtype: str) -> tuple[Array, None]:
+    return _unbox(shard, axis, dtype, gradient_dtype), None
 
 
-def _unboxed_backward(axis: int | None, dtype: str, gradient_dtype: str, _: None, gradient: Array) -> tuple[Array]:
-    return (_summed(gradient.astype(gradient_dtype), axis),)
+def _unbox_backward(axis: int | None, dtype: str, gradient_dtype: str, _: None, gradient: Array) -> tuple[Array]:
+    return (_psum_shard(gradient.astype(gradient_dtype), axis),)
 
 
-_unboxed.defvjp(_unboxed_forward, _unboxed_backward)
+_unbox.defvjp(_unbox_forward, _unbox_backward)
 
 
 @functools.partial(jax.named_call, name="gather_weights")
-def _whole(shard: Array, axis: int | None) -> Array:
+def _all_gather(shard: Array, axis: int | None) -> Array:
     """The whole of a matrix that is sharded along `axis`."""
     if axis is None:
         return shard
@@ -200,15 +200,15 @@ def _whole(shard: Array, axis: int | None) -> Array:
 
 
 @functools.partial(jax.named_call, name="add_up_gradients")
-def _summed(gradient: Array, axis: int | None) -> Array:
+def _psum_shard(gradient: Array, axis: int | None) -> Array:
     """This device's shard, along `axis`, of the sum over the shards of the batch, in fp32."""
     if axis is None:
         return jax.lax.psum(gradient, BATCH_AXES).astype("float32")
     # First within `fsdp`: what the next sum sends is a shard.
-    return jax.lax.psum(_scattered(gradient, axis % gradient.ndim), DATA_AXIS).astype("float32")
+    return jax.lax.psum(_psum_scatter(gradient, axis % gradient.ndim), DATA_AXIS).astype("float32")
 
 
-def _scattered(gradient: Array, axis: int) -> Array:
+def _psum_scatter(gradient: Array, axis: int) -> Array:
     """This device's part, along `axis`, of the sum over `fsdp`."""
     if axis == 0:
         return _reduce_scatter(gradient)

@@ -17,7 +17,7 @@ from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
 from mhsh.models.admin import is_profiled, profile_omega, set_omega
 from mhsh.models.build import Model, boxed_parameters
 from mhsh.models.types import Batch
-from mhsh.training.sharding import axis_rules, batch_sharding, shardings_of, tree_shardings, whole
+from mhsh.training.sharding import axis_rules, batch_sharding, named_shardings, replicate_parameters, shardings_of
 
 
 class TrainState(NamedTuple):
@@ -63,7 +63,7 @@ def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> Trai
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of the state: a restore asks for them."""
     boxed = boxed_state(config, optimizer)
-    shardings = tree_shardings(boxed, mesh, config.model)
+    shardings = named_shardings(boxed, mesh, config.model)
     return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), nn.unbox(boxed), shardings)
 
 
@@ -83,7 +83,9 @@ def create_state(
         # The parameters of another run include omega.
         if is_profiled(config.model) and not config.train.start_from:
             profile = jax.jit(
-                lambda params, batch: set_omega(params, profile_omega(config.model, whole(params, mesh, config.model), batch)),
+                lambda params, batch: set_omega(
+                    params, profile_omega(config.model, replicate_parameters(params, mesh, config.model), batch)
+                ),
                 in_shardings=(shardings.params, dict.fromkeys(first_batch, batch_sharding(mesh))),
                 out_shardings=shardings.params,
             )

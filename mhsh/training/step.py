@@ -24,7 +24,7 @@ from mhsh.models.types import Batch
 from mhsh.training.checkpoints.verify import checksum
 from mhsh.training.optimizer import Rates, global_norm, rate_of_step, rates
 from mhsh.training.sharding import axis_rules, batch_sharding, put_replicated, replicated, shapes_of, shardings_of
-from mhsh.training.shards import over_shards, shard_specs, summed, summed_gradients
+from mhsh.training.shards import manual_specs, over_shards, psum_batch, psum_gradients
 from mhsh.training.state import TrainState, example_batch
 
 
@@ -72,7 +72,7 @@ def train_step(
     """
     step_key = jax.random.fold_in(jax.random.key(run.seed), state.step)
     compute = functools.partial(_gradients, config=config, model=model)
-    out_specs = shard_specs(config.model), PartitionSpec()
+    out_specs = manual_specs(config.model), PartitionSpec()
     gradients, seen = over_shards(compute, config.model, out_specs, config.train.gradient_dtype)(state.params, batch, step_key)
 
     with jax.named_scope("optimizer"):
@@ -112,7 +112,7 @@ def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, mo
     """The gradients of the loss of the whole batch, sharded as the parameters, and its metrics.
     `params` are whole; `batch` is this device's part (see `over_shards`).
     """
-    weights = summed(loss_weights(batch))
+    weights = psum_batch(loss_weights(batch))
 
     def loss(params: Any, micro_batch: Batch, key: Array) -> tuple[Float[Array, ""], WeightedSums]:
         outputs = forward(model, params, micro_batch, key)
@@ -135,8 +135,8 @@ def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, mo
     first = of_micro_batch(0, {key: rows[0] for key, rows in parts.items()})
     others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
     (gradients, sums), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
-    sums, tokens = summed((sums, num_non_padding(batch)))
-    return summed_gradients(gradients, config), _Seen(sums, total_loss(sums, weights), tokens, summed(batch_checksum(batch)))
+    sums, tokens = psum_batch((sums, num_non_padding(batch)))
+    return psum_gradients(gradients, config), _Seen(sums, total_loss(sums, weights), tokens, psum_batch(batch_checksum(batch)))
 
 
 def num_non_padding(batch: Batch) -> Float[Array, ""]:
@@ -169,7 +169,7 @@ def eval_step(params: Any, batch: Batch, *, model: Model) -> WeightedSums:
 def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSums, Float[Array, "B ..."]]:
     """The metrics of `eval_step`, and the logits of every row."""
     outputs = forward(model, params, batch, None)
-    return summed(compute_metrics(outputs, batch)), outputs.logits
+    return psum_batch(compute_metrics(outputs, batch)), outputs.logits
 
 
 def compile_train_step(

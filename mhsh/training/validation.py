@@ -21,7 +21,7 @@ from mhsh.evaluation.validation import classification_metrics, evaluate, evaluat
 from mhsh.models.build import Model, build_model, by_xla
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.checkpoints.verify import as_hex, checksums
-from mhsh.training.sharding import ROWS, process_rows, put_batch, whole
+from mhsh.training.sharding import ROWS, process_rows, put_batch, replicate_parameters
 from mhsh.training.step import compile_eval_step, eval_step, predict_step
 
 
@@ -89,7 +89,7 @@ class Validator:
             model = build_model(by_xla(model.config))  # decoding has no kernels
             assert isinstance(model, Seq2Seq)
             values |= translation_metrics(
-                model, whole(params, self._mesh, model.config), corpus.tokenizer, self._pairs, **self._search
+                model, replicate_parameters(params, self._mesh, model.config), corpus.tokenizer, self._pairs, **self._search
             )
         heartbeat()
         return Validated(values, parts, seen.hexdigest()[:16])

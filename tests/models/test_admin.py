@@ -17,12 +17,12 @@ from scipy.special import erf
 
 from mhsh.models.admin import profile_omega, read_omega, set_omega
 from mhsh.models.build import build_model
-from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, tree_shardings
+from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, named_shardings
 from tests.models.plain import attention, encoder_decoder, feed_forward, may_look, norm, run_stack
 
 TOLERANCE = 1e-5
 
-# Eight rows, so that they can lie on eight devices; packed, padded and full ones.
+# Eight rows, so that they can lie on eight devices; pack, padded and full ones.
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0], [1] * 7 + [0]] * 2
 
 
@@ -86,7 +86,7 @@ def test_on_eight_devices_it_is_the_same(profiled):
     config, params, batch, omega = profiled
     mesh = jax.make_mesh((2, 2, 2), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     boxed = jax.eval_shape(lambda: build_model(config).init(jax.random.key(0), batch, None))["params"]
-    shardings = tree_shardings(boxed, mesh, config)
+    shardings = named_shardings(boxed, mesh, config)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config)):
         in_shardings = (shardings, dict.fromkeys(batch, batch_sharding(mesh)))
         on_mesh = jax.jit(functools.partial(profile_omega, config), in_shardings=in_shardings)(params, batch)

@@ -23,8 +23,8 @@ from mhsh.models.generation import (
     empty_cache,
     generate,
     next_logits,
+    split_caches,
     unrolls,
-    unstacked_caches,
 )
 from mhsh.planning.hlo import execution, parse_module, shape_bytes
 
@@ -91,7 +91,7 @@ def test_token_by_token_is_the_full_pass_at_every_position(changes, causal, rand
     caches = empty_cache(config, 2, 11, config.loops, config.num_layers)
     for place in range(11):
         if place == 6:  # from here on without a scan over layers
-            params, caches = decoding_params(config, params), unstacked_caches(config, caches)
+            params, caches = decoding_params(config, params), split_caches(config, caches)
         found, caches = step(params, tokens[:, place : place + 1], jnp.int32(place), caches)
         np.testing.assert_allclose(found[:, 0], wanted[:, place], atol=1e-5 * np.abs(wanted).max(), rtol=0)
 

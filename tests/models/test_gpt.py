@@ -18,7 +18,7 @@ from mhsh.configs import gpt
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.layers import FeedForward, HeadNorm, LayerNorm, rotation, turned
+from mhsh.models.layers import FeedForward, HeadNorm, LayerNorm, rotate, rotation
 from mhsh.models.losses import compute_metrics
 from mhsh.models.types import Outputs
 from tests.compiling import compiled_forward
@@ -39,7 +39,7 @@ def test_a_rotation_multiplies_complex_numbers(decoder, theta):
     width = 6
     config = decoder(head_dim=width, rope_theta=theta)
     x = np.random.default_rng(0).standard_normal((*POSITIONS.shape, 3, width)).astype(np.float32)
-    found = turned(jnp.asarray(x), rotation(config, jnp.asarray(POSITIONS)))
+    found = rotate(jnp.asarray(x), rotation(config, jnp.asarray(POSITIONS)))
     for b, t, n in np.ndindex(*POSITIONS.shape, 3):
         for i in range(width // 2):
             number = complex(x[b, t, n, i], x[b, t, n, i + width // 2]) * np.exp(1j * POSITIONS[b, t] * theta ** (-2 * i / width))
@@ -51,7 +51,7 @@ def test_scores_of_turned_heads_depend_on_distances_alone(decoder):
     query, key = (jnp.asarray(rng.standard_normal((1, 1, 1, 8)), jnp.float32) for _ in range(2))
 
     def score(t, s):
-        one, other = (turned(x, rotation(config, jnp.full((1, 1), place))) for x, place in ((query, t), (key, s)))
+        one, other = (rotate(x, rotation(config, jnp.full((1, 1), place))) for x, place in ((query, t), (key, s)))
         return float((one * other).sum())
 
     for t, s in ((0, 0), (5, 2), (9, 13)):

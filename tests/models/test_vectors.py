@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 from mhsh.models import transformer
 from mhsh.models.build import build_model, forward
 from mhsh.models.kernels.select import anywhere
-from mhsh.models.vectors import packed, packing, unpacked
+from mhsh.models.vectors import pack, packing, unpack
 from tests.training.batches import random_batch
 from tests.training.states import fresh_state
 
@@ -21,9 +21,9 @@ def test_each_layer_is_unpacked_as_it_was(make_config, kernels, arrays):
     layers = fresh_state(config).params["encoder"]["layers"]
     with anywhere():
         together = packing(config.model, layers)
-    joined = packed(together, {"params": layers})
+    joined = pack(together, {"params": layers})
     assert len(jax.tree.leaves(joined)) == arrays
-    found = flatten_dict(jax.vmap(lambda layer: unpacked(together, layer))(joined)["params"])
+    found = flatten_dict(jax.vmap(lambda layer: unpack(together, layer))(joined)["params"])
     expected = flatten_dict(layers)
     assert found.keys() == expected.keys()
     for path, leaf in found.items():

@@ -14,7 +14,7 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import (
     MESH_AXES,
     check_divisibility,
-    parameter_specs,
+    partition_specs,
     process_rows,
     put_batch,
     shardings_of,
@@ -45,7 +45,7 @@ def test_heads_of_keys_and_values_are_divided_too(make_config):
         check_divisibility(make_config("gpt", "6l4h_gqa"), {"data": 1, "fsdp": 1, "tensor": 4})
     check_divisibility(make_config("gpt", "6l4h"), {"data": 1, "fsdp": 1, "tensor": 4})
     model = make_config("gpt", "12l2h_gqa").model
-    attention = parameter_specs(boxed_parameters(model), {"data": 1, "fsdp": 1, "tensor": 2}, model)["encoder"]["layers"][
+    attention = partition_specs(boxed_parameters(model), {"data": 1, "fsdp": 1, "tensor": 2}, model)["encoder"]["layers"][
         "attention"
     ]
     assert attention["query_kernel"] == PartitionSpec(None, None, "tensor", None)
@@ -85,7 +85,7 @@ def test_where_parameters_lie(make_config):
 def test_fsdp_takes_the_first_axis_that_it_divides(make_config, fsdp, layers, query, out, token):
     shape = {"model.num_layers": layers, "model.num_heads": 16, "model.heads_per_layer": 16, "model.vocab_size": 30522}
     model = make_config("bert", "2l8h", **shape).model
-    specs = parameter_specs(boxed_parameters(model), {"data": 1, "fsdp": fsdp, "tensor": 1}, model)
+    specs = partition_specs(boxed_parameters(model), {"data": 1, "fsdp": fsdp, "tensor": 1}, model)
     attention = specs["encoder"]["layers"]["attention"]
     without_heads = [tuple(None if axis == "tensor" else axis for axis in attention[f"{name}_kernel"]) for name in ("query", "out")]
     assert without_heads == [query, out]

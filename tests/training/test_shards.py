@@ -15,7 +15,7 @@ from mhsh.models.parameters import parameter_path
 from mhsh.planning.hlo import parse_module, read_collectives
 from mhsh.training import shards
 from mhsh.training.sharding import shardings_of
-from mhsh.training.shards import as_used, over_shards, shard_specs, summed_gradients
+from mhsh.training.shards import cast_kernels, manual_specs, over_shards, psum_gradients
 from tests.training.batches import random_batch
 from tests.training.states import abstract_of, fresh_state, mesh_of, train_step_of
 
@@ -61,11 +61,11 @@ def scaled_by_rows(config, shape):
     """A lowered function: as gradients, each parameter times the sum of `rows` of the batch."""
 
     def gradients(params, batch):
-        return summed_gradients(jax.tree.map(lambda leaf: leaf.astype(jnp.float32) * jnp.sum(batch["rows"]), params), config)
+        return psum_gradients(jax.tree.map(lambda leaf: leaf.astype(jnp.float32) * jnp.sum(batch["rows"]), params), config)
 
     mesh, params = mesh_of(*shape), abstract_of(config, shape).params
     with jax.set_mesh(mesh):
-        sharded = over_shards(gradients, config.model, shard_specs(config.model))
+        sharded = over_shards(gradients, config.model, manual_specs(config.model))
         return jax.jit(sharded, in_shardings=(shardings_of(params), None)).lower(params, {"rows": ROWS_OF_BATCH})
 
 
@@ -109,6 +109,6 @@ def test_kernels_are_used_in_compute_dtype_alone(make_config, task, variant, res
     params, batch = fresh_state(config).params, random_batch(config, config.train.batch_size)
     exact = {"xla_allow_excess_precision": False}
     run = jax.jit(lambda params: forward(build_model(config.model), params, batch, None), compiler_options=exact)
-    rounded = as_used(config.model, params)
+    rounded = cast_kernels(config.model, params)
     assert Counter(str(leaf.dtype) for leaf in jax.tree.leaves(rounded))["bfloat16"] >= MATRICES - 1
     jax.tree.map(np.testing.assert_array_equal, run(rounded), run(params))
