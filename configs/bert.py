@@ -20,8 +20,8 @@ the first one ends:
         --config.data.source=arrayrecord:prepared512 \\
         --config.train.start_from=runs/24l16h-phase1 --workdir=runs/24l16h-phase2
 
-Hardware, time and result: the mini variants are in docs/bert.md; none of the full-size variants has
-been trained to the end yet.
+Hardware, time and result: the mini variants are in docs/study/bert.md; none of the full-size
+variants has been trained to the end yet.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ TINY = dict(
 
 # What the mini size changes besides its shape: an hour of two CPU cores, in two phases. On rows of
 # 32 tokens it learns to look at its neighbours within 2,000 steps; on as many tokens in rows of 128
-# it had not after 9,000 (docs/bert.md). It sees few texts more than once, so nothing is dropped;
-# for so narrow a model BERT's deviation of 0.02 is small.
+# it had not after 9,000 (docs/study/bert.md). It sees few texts more than once, so nothing is
+# dropped; for so narrow a model BERT's deviation of 0.02 is small.
 MINI = dict(
     model=dict(
         vocab_size=8192,

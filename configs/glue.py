@@ -8,7 +8,7 @@ folder a task, or tfds:glue, the data set that TFDS has prepared. The rest of th
 vocabulary and the first parameters are those of the run that is named (`mhsh import` makes one of a
 published checkpoint). Three epochs of 32 examples a step, as Devlin et al. 2018 (section 4.1), who
 choose the learning rate among 5e-5, 4e-5, 3e-5 and 2e-5 on the development set; small models want a
-higher one. Hardware, time and result: docs/bert.md.
+higher one. Hardware, time and result: docs/study/bert.md.
 """
 
 from __future__ import annotations

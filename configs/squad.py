@@ -8,7 +8,7 @@ SQuAD: Rajpurkar et al. 2016 and 2018. The sources are json:FILE, or what TFDS h
 tfds:squad/v2.0 and, for validation, tfds:squad/v2.0:validation. The rest of the model, the
 vocabulary and the first parameters are those of the run that is named (`mhsh import` makes one of a
 published checkpoint). Rows, batch, learning rate and epochs as Devlin et al. 2018 (sections 4.2 and
-4.3); small models want a higher learning rate. Hardware, time and result: docs/bert.md.
+4.3); small models want a higher learning rate. Hardware, time and result: docs/study/bert.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ translation:VARIANT is one of every grouping of Transformer-base's 48 heads a st
 English (iwslt_6l4h ... iwslt_24l1h); a small model for multi30k (small ... small_16l1h); a tiny one
 for number words (tiny ... tiny_8l1h). All variants of one size share every hyper-parameter. The
 recipes of the base size and of IWSLT'14 are those of Admin's authors (arXiv 2004.08249, and its
-published scripts). Hardware, time and result: docs/translation.md; IWSLT'14 was not run.
+published scripts). Hardware, time and result: docs/study/translation.md; IWSLT'14 was not run.
 """
 
 from __future__ import annotations
