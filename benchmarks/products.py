@@ -41,7 +41,7 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Of one."""
+        """The FLOPs of one product."""
         return 2 * self.batch * self.rows * self.inner * self.columns
 
 

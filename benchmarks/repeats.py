@@ -114,10 +114,8 @@ def by_part(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Flo
 
 
 def apart(run: Run, reference: Run) -> Float[np.ndarray, " windows"]:
-    """The difference in training loss at equal steps, means over WINDOW steps.
-
-    Raises:
-      ValueError: they read other batches.
+    """The difference in training loss at equal steps, means over WINDOW steps. Raises ValueError
+    where they read other batches.
     """
     if not np.array_equal(run.batches["checksum"], reference.batches["checksum"]):
         raise ValueError(f"{run.path} and {reference.path} read other batches")

@@ -72,7 +72,7 @@ def row_at(step: int, last: dict[str, Any], noise: random.Random) -> dict[str, A
 
 
 def compared(runs: list[Path], out: Path) -> dict[str, float]:
-    """What the whole command takes."""
+    """The seconds and the memory of the whole command."""
     command = [str(Path(sys.executable).with_name("mhsh")), "compare", *map(str, runs), f"--out={out}"]
     start = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def row(step: int) -> dict[str, Any]:
-    """As training logs it."""
+    """A row as training logs it."""
     spent = {"tokens": 8192 * step, "flops": 123456789012 * step, "seconds": 0.0312 * step}
     rates = {"tokens_per_second": 262144.123, "flops_per_second": 3.95e12, "grad_norm": 1.2345678, "learning_rate": 0.00123}
     return {"step": step, "split": "train", **spent, "loss": 3.21987654, **rates, "batch": f"{step:016x}"}

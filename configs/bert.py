@@ -199,7 +199,7 @@ def lamb(config: ConfigDict) -> None:
 
 
 def day(config: ConfigDict) -> None:
-    """What one accelerator does in a day."""
+    """The recipe `-day`: as many steps as one accelerator trains in 24 hours."""
     config.update(DAY)
 
 

@@ -14,7 +14,7 @@ feed-forward part with SiLU, no biases, no dropout, the output tied to the token
 untied: a matrix of its own). With model.qk_norm it is Qwen3's. It deviates from them in these
 points:
 
-  - N * H need not be D, and regrouping keeps F of all layers, so that it is no fixed multiple of D;
+  - N * H need not be D, and regrouping keeps F of all layers, so F is not a fixed multiple of D;
   - initial values are Xavier's by the fans before regrouping, so that all groupings start alike,
     and D^-1/2 for the token table; Llama has a deviation of 0.02 for all (model.init = bert);
   - [SEP] ends a document, nothing begins one, and attention sees the documents before in its row;

@@ -50,7 +50,7 @@ def compression(head: bytes) -> str:
 
 
 def signature(head: bytes) -> str:
-    """What a file is by its first bytes, if it is a known form that is no text; else empty."""
+    """The form of a file by its first bytes, if it is a known one that is not text; else empty."""
     packing = compression(head)
     if packing:
         return f"compressed ({packing})"
@@ -68,7 +68,7 @@ def decoded(content: bytes, where: str) -> str:
     Args:
       where: the file, for the error.
 
-    Raises UserError where it is no text; it names the line, what the bytes look like and what to
+    Raises UserError where it is not text; it names the line, what the bytes look like and what to
     do.
     """
     check_head(content[:HEAD_BYTES], where)
@@ -94,7 +94,7 @@ def decoded_line(line: bytes, number: int, where: str) -> str:
 
 
 def check_head(head: bytes, where: str) -> None:
-    """Raises UserError where the first bytes of a file are those of a known form that is no text,
+    """Raises UserError where the first bytes of a file are those of a known form that is not text,
     or of UTF-16 without a mark, which would pass as UTF-8.
     """
     form = signature(head)
@@ -110,7 +110,7 @@ def check_head(head: bytes, where: str) -> None:
 def checked(text: str, what: str) -> str:
     """The text of a flag or of an argument, if it is text.
 
-    A byte of the command line that is no UTF-8, and half of a surrogate pair, are characters for
+    A byte of the command line that is not UTF-8, and half of a surrogate pair, are characters for
     Python that no file and no tokenizer can hold.
 
     Args:
@@ -126,12 +126,12 @@ def checked(text: str, what: str) -> str:
         line = text.encode("utf-8", "surrogateescape") if not re.search("[\ud800-\udc7f\udd00-\udfff]", text) else b""
         raise UserError(f"{what} is not UTF-8: byte 0x{code - 0xDC00:02X} at character {lone.start()}; {_remedy(line)}")
     raise UserError(
-        f"{what} is no text: U+{code:04X} at character {lone.start()} is half of a surrogate pair; give the whole character"
+        f"{what} is not text: U+{code:04X} at character {lone.start()} is half of a surrogate pair; give the whole character"
     )
 
 
 def _remedy(line: bytes) -> str:
-    """What a line that is not UTF-8 looks like, and what to do."""
+    """The likely encoding of a line that is not UTF-8, and what to do."""
     if _CONTROLS.search(line):
         return "it looks binary; name text files alone"
     if len(_HIGH.findall(line)) * 3 > len(line):

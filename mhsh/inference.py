@@ -252,7 +252,7 @@ class LoadedModel:
             raise UserError(f"{self.folder} is a run of model.objective = {self._objective!r}: {what}")
 
     def _batch(self, texts: str | Sequence[str], targets: str | Sequence[str] | None) -> tuple[dict[str, np.ndarray], int]:
-        """What `forward` reads for texts, and the length of the longest text or target."""
+        """The batch of `forward` for texts, and the length of the longest text or target."""
         self._check_targets(targets)
         batch, longest = self._rows(self.encode(texts))
         if self._objective == "mlm":
@@ -315,7 +315,7 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
       mesh: devices on the axes data, fsdp and tensor, such as {"tensor": 2}; one device if not
         given. The run may have been trained on any other mesh.
 
-    Raises UserError where it is no run that was pre-trained or translates, it has no such
+    Raises UserError where it is not a run that was pre-trained or translates, it has no such
     checkpoint, or the devices do not fit.
     """
     folder = RunFolder(run)

@@ -38,7 +38,7 @@ def check_masks(text: str) -> None:
 
 def listed(texts: str | Sequence[str]) -> list[str]:
     """One text or several, as a list. Raises UserError where there is none, or one holds what is no
-    text: a byte that is no UTF-8, or half of a surrogate pair.
+    text: a byte that is not UTF-8, or half of a surrogate pair.
     """
     found = [texts] if isinstance(texts, str) else list(texts)
     if not found:

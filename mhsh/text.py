@@ -17,7 +17,7 @@ _PREFIXES = ((0, ""), (3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "
 
 
 def duration(seconds: int | float | None) -> str:
-    """How long something ran: `48.2 s`, `3 min 05 s` or `2 h 07 min`."""
+    """A duration: `48.2 s`, `3 min 05 s` or `2 h 07 min`."""
     if seconds is None or not math.isfinite(seconds):
         return NOT_RECORDED
     if seconds < 59.95:
@@ -95,7 +95,7 @@ def format_list(words: Sequence[str]) -> str:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """As `format_list`; of more than four names the first three and how many others."""
+    """The names as `format_list`; of more than four the first three and how many others."""
     return format_list(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
 
 
@@ -141,7 +141,7 @@ def format_signed(value: float, words: Callable[[float], str] = format_loss) -> 
 
 
 def format_range(low: float, high: float, words: Callable[[float], str]) -> str:
-    """`LOW to HIGH`, each in these words; an end that is not finite is no bound."""
+    """`LOW to HIGH`, each in these words; an end that is not finite is not a bound."""
     if not math.isfinite(low) or not math.isfinite(high):
         return f"up to {words(high)}" if math.isfinite(high) else f"at least {words(low)}" if math.isfinite(low) else "no bound"
     return f"{words(low)} to {words(high)}"

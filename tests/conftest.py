@@ -58,7 +58,7 @@ from mhsh.configs import load
 REAL_DATA = Path(os.environ.get("MHSH_DATA", ROOT.parent / "shared" / "data"))
 
 jax.config.update("jax_num_cpu_devices", 8)
-# No example is timed: a busy machine is no failure.
+# No example is timed: a busy machine is not a failure.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 MakeConfig = Callable[..., Config]

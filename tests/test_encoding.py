@@ -67,7 +67,7 @@ def test_strings_of_a_caller() -> None:
     with pytest.raises(UserError, match=r"^--text is not UTF-8: byte 0xE9 at character 3; it looks like Latin-1"):
         checked(b"caf\xe9".decode("utf-8", "surrogateescape"), "--text")
     for text in ("a\ud83d", "a\ude00", "a\udce9\ud83d", "\ud83d\ude00"):
-        with pytest.raises(UserError, match=r"^generate: the text is no text|is not UTF-8: byte 0xE9"):
+        with pytest.raises(UserError, match=r"^generate: the text is not text|is not UTF-8: byte 0xE9"):
             checked(text, "generate: the text")
 
 

@@ -266,11 +266,11 @@ def test_what_is_no_text_is_refused_at_every_door(causal, masked, translating):
                     getattr(model, method)(**given | {name: broken})
                 except UserError as error:
                     key = (method, name)
-                    refused[key] = refused.get(key, False) or "text 1 is no text: U+D83D at character 6 is half of a" in str(error)
+                    refused[key] = refused.get(key, False) or "text 1 is not text: U+D83D at character 6 is half of a" in str(error)
                 else:
                     pytest.fail(f"{method} takes {name} = {broken!r}")
     assert all(refused.values()) and len(refused) >= 9, refused
-    with pytest.raises(UserError, match="text 2 is no text"):
+    with pytest.raises(UserError, match="text 2 is not text"):
         mhsh.load(causal).generate(["the", HALF])
 
 
@@ -281,10 +281,10 @@ def test_what_is_no_text_is_refused_at_every_door(causal, masked, translating):
 def test_what_is_no_text_names_no_run(name, tmp_path):
     arguments = {"run": HALF, "workdir": str(tmp_path / HALF), "config": causal_config()}
     taken = {one: arguments[one] for one in inspect.signature(getattr(mhsh, name)).parameters if one in arguments}
-    with pytest.raises(UserError, match="the run folder's path is no text"):
+    with pytest.raises(UserError, match="the run folder's path is not text"):
         getattr(mhsh, name)(**taken)
 
 
 def test_what_is_no_text_is_in_no_config():
-    with pytest.raises(UserError, match=r"^data\.source is no text"):
+    with pytest.raises(UserError, match=r"^data\.source is not text"):
         mhsh.configs.get("bert:2l8h", data={"source": f"text:{HALF}"})

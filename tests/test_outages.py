@@ -132,7 +132,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused_and_nothing_is_emptied(u
 
 
 def test_a_run_without_its_newest_checkpoint_waits_for_it(unbroken, corpus, tmp_path):
-    """On a volume that shows another machine's files late, an older one is no reason to go back."""
+    """A volume that shows another machine's files late: an older one is no reason to go back."""
     run = cut_back(unbroken, tmp_path / "run")
     record = RunFolder(run).read_run()
     RunFolder(run).write_run(record | {"checkpoint": 36})
@@ -155,5 +155,5 @@ def test_a_file_that_never_ends_or_begins_is_one_line(unbroken, tmp_path, name, 
     make(str(run / name))
     begin = time.monotonic()
     done = mhsh_here("compare", str(run), str(unbroken), f"--out={tmp_path / 'report.html'}")
-    assert "it is no regular file" in done.stdout + done.stderr and time.monotonic() - begin < 30, done
+    assert "it is not a regular file" in done.stdout + done.stderr and time.monotonic() - begin < 30, done
     assert "Traceback" not in done.stderr and json.loads((unbroken / "run.json").read_text())["status"] == "finished"

@@ -1,4 +1,4 @@
-"""A user's own scheme, optimizer and source: docs/add_your_own.md as it stands, and a run of theirs
+"""A user's own scheme, optimizer and source: docs/add_your_own.md as it is, and a run of theirs
 where the file is gone or another.
 """
 
@@ -210,7 +210,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
             "import mhsh\n\n@mhsh.add_residual('keel')\nclass A:\n    pass\n",
             "'keel' of mine.py \\(sha256 .* is there already, of mhsh itself",
         ),
-        ("import mhsh\n\n@mhsh.add_optimizer('Ab c')\ndef a(o):\n    pass\n", "'Ab c' is no name: that of your optimizer"),
+        ("import mhsh\n\n@mhsh.add_optimizer('Ab c')\ndef a(o):\n    pass\n", "'Ab c' is not a name: that of your optimizer"),
         ("1 / 0\n", r"mine.py, line 1: ZeroDivisionError: division by zero; correct the file"),
         (NO_DECAY, r"nothing says whether the parameter encoder/layers/attention_residual/gate has weight decay"),
     ],

@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 def count_work(module: Module) -> tuple[Work, Work]:
-    """Of the whole program, and of its loops alone."""
+    """The work of the whole program, and of its loops alone."""
     outside, loops = Work(0, 0), Work(0, 0)
     for step in execution(module, []):
         work = Work(step.times * is_started(step.instruction), step.times * moved_bytes(module, step))

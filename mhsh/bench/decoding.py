@@ -37,7 +37,7 @@ SHORTEST, LONGEST = 8, 60  # tokens of the file's sentences
 
 
 class Workload(NamedTuple):
-    """What is decoded: sentences with their end marks, or prompts."""
+    """The input of decoding: sentences with their end marks, or prompts."""
 
     setting: Mapping[str, int | str]
     sources: Sequence[np.ndarray]
@@ -50,7 +50,7 @@ Write = Callable[[Workload], Sequence[np.ndarray]]
 
 
 class Amounts(NamedTuple):
-    """How much is decoded."""
+    """The amounts to decode."""
 
     sentences: int  # or prompts
     source_tokens: int  # of each of them, a sentence's end mark included

@@ -54,7 +54,7 @@ class Interval(Struct, frozen=True):
         return Interval(factor * self.median, factor * self.low, factor * self.high, self.confidence)
 
     def inverse(self) -> Interval:
-        """Of 1 / x, for an interval above 0: order statistics stay order statistics."""
+        """The interval of 1 / x, if it is above 0: order statistics stay order statistics."""
         return Interval(1 / self.median, 1 / self.high, 1 / self.low, self.confidence)
 
 
@@ -118,7 +118,7 @@ class CandidateResult(Struct, kw_only=True):
 
     @property
     def memory_bytes(self) -> int | None:
-        """What has to fit in a device's memory at once; None where it is not known."""
+        """The bytes that must fit in a device's memory at once; None where they are not known."""
         if not self.memory:
             return None
         # On a CPU, XLA's peak leaves out the temporaries.
@@ -202,7 +202,7 @@ class _Cell(Struct):
 
 
 class _Grid(Struct):
-    """What a file of GRID_KINDS has of the plain dictionaries."""
+    """The plain dictionaries in a file of GRID_KINDS."""
 
     environment: _Environment
     configs: dict[str, _Config]

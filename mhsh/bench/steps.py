@@ -74,8 +74,8 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
     """(rows, tokens of a row) of every setting, from --batch and --length.
 
     Without --length these are the LENGTHS that every model has positions for, or the longest that
-    every model has. Raises UserError where one is no whole number, or a model has no positions for
-    a length.
+    every model has. Raises UserError where one is not a whole number, or a model has no positions
+    for a length.
     """
     positions = min(config.model.max_positions for config in configs.values())
     fitting = [tokens for tokens in LENGTHS if tokens <= positions] or [positions]
@@ -205,7 +205,7 @@ def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
 
 
 def tokens(config: Config, rows: int) -> int:
-    """How many tokens `rows` rows have, counting both sides of a translation."""
+    """The number of tokens in `rows` rows, counting both sides of a translation."""
     return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
 
 

@@ -46,7 +46,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How often and how long every candidate is timed."""
+    """The number and the length of the timed turns of every candidate."""
 
     rounds: int
     repetitions: int | None = 1  # of the work in one turn; None: as many as take `seconds`
@@ -130,7 +130,7 @@ def cpu_seconds() -> float:
 
 
 def _repetitions(candidate: Candidate, seconds: float, clock: Clock) -> int:
-    """How many take so long. The first run, which may compile, is not timed."""
+    """The number of runs that take that long. The first run, which may compile, is not timed."""
     candidate.run(1)
     begin = clock()
     candidate.run(1)
@@ -194,7 +194,7 @@ def _result(candidate: Candidate, baseline: Candidate | None, times: Mapping[str
 
 
 def _surroundings() -> dict[str, Any]:
-    """What else may decide a time; BenchResults describes the fields."""
+    """The circumstances that may decide a time; BenchResults describes the fields."""
     return {
         "cores": cores(),
         "processor": platform.processor() or platform.machine(),
@@ -206,5 +206,5 @@ def _surroundings() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """How many CPU cores this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Question(NamedTuple):
-    """What is asked of the runs."""
+    """The question that a comparison answers."""
 
     paths: Sequence[str]
     over: str | None = None
@@ -101,7 +101,7 @@ def run(
 
 def write_report(question: Question, page: Path, with_png: bool = False, for_paper: bool = False) -> Report:
     """Writes the report and prints its start. Raises UserError where there is nothing to draw, a
-    file is in the way that is no former report, or an argument is wrong.
+    file is in the way that is not a former report, or an argument is wrong.
     """
     write_files = prepare_files(page, with_png, for_paper)
     report = make_report(question)

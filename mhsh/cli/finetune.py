@@ -97,7 +97,7 @@ def run(
 
 
 def _at_rates(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping[str, Any]]:
-    """By the folder of a rate in the workdir, the fields with it."""
+    """The fields at every rate, by the folder of that rate in the workdir."""
     if rates is None:
         return {"": fields}
     path = "optimizer.learning_rate"
@@ -105,8 +105,8 @@ def _at_rates(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping
 
 
 def _score(config: Config, summary: Mapping[str, Mapping[str, Any]]) -> float:
-    """What a rate is chosen by: the mean of GLUE's metrics of the task, or SQuAD's F1 at the best
-    threshold for no answer.
+    """The score that chooses a rate: the mean of GLUE's metrics of the task, or SQuAD's F1 at the
+    best threshold for no answer.
     """
     if isinstance(config.data, ClassificationDataConfig):
         return statistics.fmean(summary[name]["mean"] for name in GLUE_TASKS[config.data.task].metrics)
@@ -150,8 +150,8 @@ def over_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str,
 
 
 def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """By figure: its mean, its standard deviation (None for a single seed), and its value by
-    seed.
+    """The mean, the standard deviation (None for a single seed) and the values by seed of every
+    figure.
     """
     summary = {}
     for name in next(iter(figures.values())):

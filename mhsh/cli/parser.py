@@ -29,7 +29,7 @@ from mhsh.storage.files import check_folder
 Run = Callable[..., int]
 
 _HELP_FLAGS = {"--help", "-h"}
-_FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is no module
+_FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is not a module
 
 
 class Made(NamedTuple):
@@ -74,7 +74,7 @@ NOTHING_GIVEN = Given(None, ())
 
 
 def make_given(flag: str, name: str | None, changes: Changes) -> Given:
-    """Of `--FLAG=name` with overrides, or of these alone."""
+    """The Given of `--FLAG=name` with overrides, or of overrides alone."""
     if name is not None:
         return Given(parse_config(flag, name, changes), ())
     return Given(None, [(path, parse_value(path, text)) for path, text in changes])
@@ -166,7 +166,7 @@ class Page(NamedTuple):
 
 
 def pages(command: str) -> dict[str, Page]:
-    """By kind, the pages of a command; by the empty string, that of one without kinds."""
+    """The pages of a command by kind; a command without kinds has one, under the empty string."""
     module = command_module(command)
     kinds: Mapping[str, Run] = getattr(module, "KINDS", {"": getattr(module, "run", None)})
     return {
@@ -183,7 +183,7 @@ def command_module(command: str) -> ModuleType:
 
 
 def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
-    """What runs a command with these arguments; None: its help was asked for, and is printed.
+    """A function that runs a command with these arguments; None: its help is printed.
     Raises UserError where an argument is missing, unknown or of another type.
     """
     page, rest = _chosen(command, list(arguments))

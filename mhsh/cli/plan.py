@@ -132,7 +132,7 @@ def _add_rows(table: Table, path: str, columns: Sequence[Mapping[str, Any]]) -> 
 
 
 def _form(path: str) -> Callable[[Any], str]:
-    """How figures of that name are written: by the unit in it."""
+    """The format of a figure, by the unit in its name."""
     units = {"bytes": _size, "seconds": timing, "hours": "{:,.1f}".format, "mfu": "{:.0%}".format}
     units |= {"closed": "{:.3f}".format, "dollars": "${:,.2f}".format}
     return next((form for unit, form in units.items() if unit in path), _count)
@@ -154,7 +154,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _in_rows(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the compiler says, as rows: verdict, what a GPU launches, memory, FLOPs, and a row for
+    """The compiler's report as rows: verdict, what a GPU launches, memory, FLOPs, and a row for
     each kind of collective.
     """
     rows = {name: report[name] for name in ("topology", "num_slices", "num_devices", "device_kind", "remat_policy")}

@@ -185,7 +185,7 @@ def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
 
 
 def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the probe `kind` finds in a model, with its name and config."""
+    """The result of the probe `kind` on a model, with its name and config."""
     from mhsh.probes.ablation import ablation
     from mhsh.probes.coverage import coverage
     from mhsh.probes.dependency import dependency

@@ -132,7 +132,7 @@ def _plan(
     over: str | None,
     choosing_seeds: int | None,
 ) -> Plan:
-    """What the folder's plan becomes: what it is, and what the command adds."""
+    """The folder's plan with what the command adds."""
     held = folder.read_plan() if folder.has_plan() else None
     fields = config.fields if config is not None else held.fields if held is not None else {}
     if not fields:

@@ -116,7 +116,7 @@ def joined(
 
 
 def first_line(config: Config, folder: RunFolder) -> str:
-    """What is being done. To be printed before jax is imported, which takes seconds."""
+    """The first line of a training, printed before jax is imported, which takes seconds."""
     model, data, train = config.model, config.data, config.train
     step = folder.newest_checkpoint()
     begin = "training" if step is None else f"resuming after step {step:,} of"

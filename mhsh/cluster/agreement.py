@@ -59,7 +59,7 @@ def same_everywhere(name: str, value: str) -> bool:
 
 
 def _reports(name: str, value: str) -> list[str]:
-    """What each process says under this name; this one says `value`."""
+    """The reports of all processes under this name; this one reports `value`."""
     client = multihost.get_jax_distributed_client()
     client.key_value_set(f"{_key(name)}/{jax.process_index()}", value)
     reports = []
@@ -72,12 +72,12 @@ def _reports(name: str, value: str) -> list[str]:
 
 
 def agreed(decided: bool) -> bool:
-    """What process 0 has decided; every process must call it."""
+    """The decision of process 0; every process must call this."""
     return bool(multihost_utils.broadcast_one_to_all(np.int32(decided)))
 
 
 def told(name: str, message: str = "") -> str:
-    """What process 0 says; the others wait as long as it takes. Each name is used once."""
+    """The value of process 0; the others wait as long as it takes. Each name is used once."""
     client, key = multihost.get_jax_distributed_client(), _key(name)
     if jax.process_index() == 0:
         client.key_value_set(key, message)

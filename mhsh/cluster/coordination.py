@@ -32,7 +32,7 @@ _ENDING_SECONDS = 300  # as in jax.distributed.initialize
 
 
 class Place(NamedTuple):
-    """Which process of a run this one is, as jax.distributed.initialize takes it."""
+    """The number of this process in its run, as jax.distributed.initialize takes it."""
 
     coordinator: str
     count: int

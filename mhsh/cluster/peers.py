@@ -81,7 +81,7 @@ class Peers:
             os._exit(status)
 
     def _watch_all(self, server: socket.socket, token: str, count: int) -> None:
-        """Of process 0: tells all others when one is lost."""
+        """Tells all others, in process 0, when one is lost."""
         selector = selectors.DefaultSelector()
         selector.register(server, selectors.EVENT_READ)
         while True:

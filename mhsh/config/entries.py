@@ -120,8 +120,8 @@ def add_optimizer(
 
 
 def variants() -> dict[str, tuple[Variant, dict[str, str]]]:
-    """By its name in a sweep, every variant of a residual scheme, and the fields of `model` that it
-    sets.
+    """Every variant of a residual scheme and the fields of `model` that it sets, by its name in a
+    sweep.
     """
     return {
         name: (variant, {"residual": residual, **variant.fields})
@@ -182,8 +182,8 @@ def files_of(config: Config) -> list[str]:
 
 
 def with_flags(named: Sequence[tuple[Registry[Any], str]], record: Mapping[str, Any] | None = None) -> str:
-    """What a printed command needs for the user's entries among those named: ` --with=FILE.py` for
-    each file; empty: it needs nothing.
+    """The flags that a printed command needs for the user's entries among those named:
+    ` --with=FILE.py` for each file; empty: it needs nothing.
 
     Args:
       named: as `named_entries` has them.

@@ -134,7 +134,7 @@ def flatten(config: Config | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By path, the two values of every field in which two configs differ; None for one that a
+    """The two values of every field in which two configs differ, by path; None for one that a
     config does not have.
     """
     one, other = flatten(old), flatten(new)
@@ -150,9 +150,9 @@ def format_differences(old: Config | Mapping[str, Any], new: Config | Mapping[st
 
 
 def free_fields(objective: str) -> Mapping[str, Field]:
-    """By path, the fields that may change while a run goes on, as they change none of its losses
-    but by rounding: those of the roles `clock` and `bookkeeping`. The training seed may differ from
-    run to run, not within one: it draws dropout, and tells a run from its replicates.
+    """The paths of the fields that may change while a run goes on, as they change none of its
+    losses but by rounding: those of the roles `clock` and `bookkeeping`. The training seed may
+    differ from run to run, not within one: it draws dropout, and tells a run from its replicates.
     """
     roles = ("clock", "bookkeeping")
     return {field.path: field for field in all_fields(objective) if field.role in roles and field.path != "train.seed"}

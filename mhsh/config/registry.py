@@ -1,6 +1,6 @@
 """A registry: what a field of the config may name, mhsh's own things of that kind and a user's.
 
-An entry of mhsh stands beside its code, in one of the registry's modules. They import jax, so they
+An entry of mhsh is beside its code, in one of the registry's modules. They import jax, so they
 are imported when an entry is first asked for: reports and run folders open without them. A user's
 entry comes from the user's file, whose content a run records. No run folder is ever executed.
 """
@@ -51,14 +51,14 @@ class Registry(Generic[Entry]):
 
     def add(self, name: str, entry: Entry, code: Callable[..., Any]) -> None:
         """Adds an entry. `code` is the class or function that it is made of. A file that is
-        executed once more adds nothing. Raises UserError where the name is no name, or another
+        executed once more adds nothing. Raises UserError where the name is not a name, or another
         entry has it.
         """
         if code.__module__.partition(".")[0] == "mhsh":
             self._entries[name] = entry
             return
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise UserError(f"{name!r} is no name: that of your {self.kind} begins with a letter and has a-z, 0-9 and _ alone")
+            raise UserError(f"{name!r} is not a name: that of your {self.kind} begins with a letter and has a-z, 0-9 and _ alone")
         origin = _origin(code, f"the {self.kind} {name!r}")
         if name in self and self._origins.get(name) != origin:
             owner = self._origins.get(name, "mhsh itself")

@@ -110,7 +110,7 @@ def named_flags(flags: str) -> dict[str, str | bool]:
     for flag in () if flags == "none" else flags.split() or [flags]:
         match = re.fullmatch(r"--(\w+)=(\S+)", flag)
         if not match:
-            raise UserError(f"train.xla_flags: {flag!r} is no flag; {allowed}")
+            raise UserError(f"train.xla_flags: {flag!r} is not a flag; {allowed}")
         # An option of XLA takes a bool, not its name.
         options[match[1]] = {"true": True, "false": False}.get(match[2], match[2])
     return options
@@ -156,7 +156,7 @@ def _checked_type(path: str, value: Any, kind: type) -> Any:
 
 
 def _problems(config: Config) -> Iterator[str]:
-    """What is wrong with combinations of fields, each of which is allowed by itself."""
+    """Problems of combinations of fields, each of which is allowed by itself."""
     model, data = config.model, config.data
     if data.sequence_length > model.max_positions:
         yield (
@@ -234,7 +234,7 @@ def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]
 
 
 def _decoder_problems(model: ModelConfig, allowed: str) -> Iterator[str]:
-    """Of the parts that only a causal language model has."""
+    """Problems of the parts that only a causal language model has."""
     if model.objective != "clm":
         for name, values in {
             "positions": ("learned", "sinusoidal"),

@@ -77,7 +77,7 @@ CHANGES: tuple[Renamed | Removed, ...] = ()  # every one so far
 def described(
     role: Role, doc: str, row: Row | None = None, *, since: int = 1, before: int | float | bool | str | None = None
 ) -> Meta:
-    """What is known of a field besides its type, bounds and default. `since` names the version of
+    """The metadata of a field besides its type, bounds and default. `since` names the version of
     the schema that it came with, `before` the value that stands for what mhsh did until then.
     """
     return Meta(description=doc, extra={"role": role, "row": row, "since": since, "before": before})

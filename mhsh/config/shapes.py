@@ -124,7 +124,7 @@ def heads_at_equal_width(model: ModelConfig, num_heads: int) -> ModelConfig:
 def kv_heads_at_equal_size(model: ModelConfig, num_kv_heads: int) -> ModelConfig:
     """G heads of keys and values in each layer, and the F with which the layers have as many
     parameters as before, within 1 %. Raises UserError where G does not divide N, there is no such
-    F, or the model is no causal one.
+    F, or the model is not a causal one.
     """
     if model.objective != "clm":
         raise UserError(f"model.kv_heads_at_equal_size = {num_kv_heads}; allowed with model.objective = {model.objective!r}: 0")

@@ -27,7 +27,7 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
     Raises UserError, with the line, where it cannot be read or fails.
     """
     if not path.endswith(".py"):
-        raise UserError(f"{path or 'an empty name'} is no {kind}: {advice}")
+        raise UserError(f"{path or 'an empty name'} is not a {kind}: {advice}")
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -54,7 +54,7 @@ def load_with(paths: Iterable[str]) -> None:
 
 
 def run_named(path: str, run: Callable[[], Result]) -> Result:
-    """What a part of the file returns. It is a user's program: whatever it raises becomes a
+    """The result of a part of the file. It is a user's program: whatever it raises becomes a
     UserError that names the line.
     """
     try:

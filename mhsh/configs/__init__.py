@@ -50,7 +50,7 @@ def load(name: str) -> ModuleType:
 
 
 def shipped_names() -> Sequence[str]:
-    """What can stand before the colon of NAME:VARIANT."""
+    """The names that NAME:VARIANT can begin with."""
     return sorted(path.stem for path in SHIPPED.glob("*.py") if path.stem not in ("__init__", "base"))
 
 
@@ -102,7 +102,7 @@ def parse_fields(flag: str, config: str | None, changes: Changes) -> dict[str, A
 
 
 def load_fields(config: str) -> dict[str, Any]:
-    """What get_config of `config` returns, unchecked: FILE.py:VARIANT or, of a shipped one,
+    """The unchecked result of `config`'s get_config: FILE.py:VARIANT or, of a shipped one,
     NAME:VARIANT, which is configs/NAME.py:VARIANT. Without a colon, get_config is called without an
     argument. Raises UserError where there is no such file or variant, the file fails, or it returns
     no config.

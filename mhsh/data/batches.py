@@ -97,5 +97,5 @@ def ordered_batches(make: MakeBatch, num_examples: int, batch_size: int, part: s
 
 
 def _indices(batch: int, batch_size: int, part: slice) -> Int64[np.ndarray, " B"]:
-    """Of the indices of a batch in the stream of all, those that this process makes."""
+    """The indices of a batch, in the stream of all, that this process makes."""
     return np.arange(batch * batch_size, (batch + 1) * batch_size)[part]

@@ -36,7 +36,7 @@ def read_arrow(argument: str) -> Iterator[str]:
         splits = read_object(path / "dataset_dict.json").get("splits") or ["train"]
         raise UserError(f"{folder} holds the splits {', '.join(map(str, splits))}; name one of them: arrow:{folder}/{splits[0]}")
     if not exists(path / "state.json"):
-        raise UserError(f"{folder} has no state.json: it is no folder of save_to_disk; name one, or use parquet:, jsonl: or text:")
+        raise UserError(f"{folder} has no state.json: it is not a folder of save_to_disk; name one, or use parquet:, jsonl:, text:")
     state = read_object(path / "state.json")
     if state.get("_indices_files"):
         raise UserError(f"{folder} is a selection of rows; write it again after dataset.flatten_indices()")

@@ -36,7 +36,7 @@ class Source:
 
     @property
     def form(self) -> str:
-        """As `data.source` is written."""
+        """The form of `data.source`."""
         return f"{self.name}:{self.argument}" if self.argument else self.name
 
 

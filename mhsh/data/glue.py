@@ -23,7 +23,7 @@ _SUBMISSION_HEADER = "index\tprediction"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """How the examples of a task are read, and how predictions are scored and written."""
+    """The reading of a task's examples, and the scoring and writing of its predictions."""
 
     name: str  # in TFDS
     folder: str  # in GLUE's own download

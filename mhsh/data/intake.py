@@ -23,7 +23,7 @@ _FILES_LOOKED_AT = 100
 # A median document of fewer characters than this is a line or a title rather than a text.
 _SHORT_DOCUMENT = 40
 
-# How a document of a form that is no prose begins, and what to do.
+# How a document of a form that is not prose begins, and what to do.
 _NO_PROSE = {
     "JSON": (r"\{\s*\"|\[\s*[\"{]", "write an object a line, and read a field of it with jsonl:"),
     "XML or HTML": (r"<[!?/\w][^<]*>", "take the tags out first"),
@@ -41,7 +41,7 @@ class Sample:
 
     @property
     def characters(self) -> int:
-        """Of all of them together."""
+        """The characters of all documents together."""
         return sum(map(len, self.texts))
 
 
@@ -71,7 +71,7 @@ def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) 
 
 
 def _oddities(sample: Sample, middle: int) -> Iterator[str]:
-    """What looks wrong with the documents, of which half have `middle` characters or fewer."""
+    """Oddities of the documents, of which half have `middle` characters or fewer."""
     if sample.is_whole and len(sample.texts) == 1:
         yield "this is one document in all, and a part of the documents is held out for validation: is that what a document is?"
     elif middle < _SHORT_DOCUMENT:
@@ -79,7 +79,7 @@ def _oddities(sample: Sample, middle: int) -> Iterator[str]:
     first = sample.texts[0]
     for form, (looks, remedy) in _NO_PROSE.items():
         if re.match(looks, first):
-            yield f"the first document looks like {form}, which would be learnt with its marks as it stands: {remedy}"
+            yield f"the first document looks like {form}, which would be learnt with its marks: {remedy}"
 
 
 def read_sample(source: str, most: int) -> Sample:

@@ -164,7 +164,7 @@ def _in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """What happened, and to which file."""
+    """The error, and the file that it is about."""
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 

@@ -25,7 +25,7 @@ _HALF = np.uint64(32)
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRule:
-    """What `mask_examples` needs of the vocabulary and the config, computed once."""
+    """The vocabulary and the config as `mask_examples` needs them, computed once."""
 
     mask_id: int
     is_maskable: Bool[np.ndarray, " V"]  # all but the specials

@@ -54,7 +54,7 @@ def sentences(document: str, language: str = "en") -> list[str]:
         pieces = sentencex.segment(language, line.translate(_WHITE_SPACE))  # pyrefly: ignore[missing-attribute] (compiled)
         for piece in pieces:
             stop = start + len(piece)
-            # White space alone is no sentence. It stays with the sentence before it or, at the very
+            # White space alone is not a sentence. It stays with the sentence before it or, at the
             # start, with the one after it.
             if cut and (piece.isspace() or cut[-1].isspace()):
                 cut[-1] += line[start:stop]

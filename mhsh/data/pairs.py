@@ -84,7 +84,7 @@ def _number_pairs(source: str, count: str) -> Iterator[Pair]:
     elif count.isdecimal() and int(count) > 0:
         wanted = int(count)
     else:
-        raise UserError(f"{source!r}: {count!r} is no number of pairs; write numbers, or for example numbers:50000")
+        raise UserError(f"{source!r}: {count!r} is not a number of pairs; write numbers, or for example numbers:50000")
     return (Pair(*pair) for pair in synthetic_pairs.training_pairs(wanted))
 
 

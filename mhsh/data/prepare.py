@@ -65,7 +65,7 @@ def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: R
 
     The bytes depend on `task`, its source and `per_shard` (items a shard) alone. Where `out` is in
     a bucket, the examples are made in a folder of the cache, which resumes after a kill, and
-    uploaded when they are complete. Another machine begins anew and writes the same bytes.
+    uploaded when they are complete. Another machine starts again and writes the same bytes.
 
     Returns:
       what was read and left out, and the counts of each split under its name.
@@ -117,7 +117,7 @@ def _prepare_folder(
 
 
 def describe(counts: Mapping[str, Any]) -> Iterator[str]:
-    """What `prepare` returned in words: a line for the source and one for each split."""
+    """The result of `prepare` in words: a line for the source and one for each split."""
     for name, numbers in ({"source": counts} | {split: counts[split] for split in SPLITS}).items():
         words = [
             f"{key.replace('_', ' ')} {value:{',' if isinstance(value, int) else '.4f'}}"

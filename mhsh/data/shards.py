@@ -60,7 +60,7 @@ class ExampleGroup(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """What the index says about one shard."""
+    """The entry of one shard in the index."""
 
     name: Annotated[str, Meta(pattern=r"^[0-9]{5,}\.arrayrecord$")]
     size: _Count = msgspec.field(name="bytes")
@@ -264,7 +264,9 @@ def _record_type(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]
 
 
 def read_index(folder: epath.Path | Path) -> dict[str, Any]:
-    """What `write_index` wrote, here or in a bucket. Raises UserError: it is missing or damaged."""
+    """The index that `write_index` wrote, here or in a bucket. Raises UserError: it is missing or
+    damaged.
+    """
     path = folder / INDEX_FILE
     try:
         index = read_object(path)

@@ -67,7 +67,7 @@ def _docstrings(path: Path) -> Iterator[str]:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node, clean=True)
             if docstring:
-                # A literal may hold half of a surrogate pair, which is no text.
+                # A literal may hold half of a surrogate pair, which is not text.
                 yield docstring.encode("utf-8", errors="replace").decode("utf-8")
         # Only statements hold definitions; walking the expressions too takes four times as long.
         for block in ("cases", "finalbody", "orelse", "handlers", "body"):

@@ -113,7 +113,7 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
             f"{path} is damaged or no tokenizer.json ({type(error).__name__}: {error}); put it back from a copy"
         ) from error
     if tuple(pieces[: len(SPECIALS)]) != SPECIALS:
-        raise UserError(f"{path} begins with {pieces[:4]}, not with {' '.join(SPECIALS)}; it is no translation vocabulary of mhsh")
+        raise UserError(f"{path} begins with {pieces[:4]}, not {' '.join(SPECIALS)}; it is not a translation vocabulary of mhsh")
     if len(set(_ALPHABET) - set(pieces)):
-        raise UserError(f"{path} lacks some of the 256 bytes; it is no translation vocabulary of mhsh")
+        raise UserError(f"{path} lacks some of the 256 bytes; it is not a translation vocabulary of mhsh")
     return tokenizer

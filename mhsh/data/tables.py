@@ -83,7 +83,7 @@ def overlap(train: Iterable[Hashable], validation: Sequence[Hashable]) -> dict[s
 
 
 def format_overlap(both: Mapping[str, int]) -> str:
-    """What is wrong with the validation data, given their `overlap`; empty: nothing."""
+    """The problem of the validation data, given their `overlap`; empty: nothing."""
     if not both["count"]:
         return ""
     return (
@@ -93,7 +93,7 @@ def format_overlap(both: Mapping[str, int]) -> str:
 
 
 def format_unknown(counts: Mapping[str, Any]) -> str:
-    """What is wrong with the vocabulary, given what was counted of the training data; empty:
+    """The problem of the vocabulary, given what was counted of the training data; empty:
     nothing.
     """
     fraction = counts["train"].get("unknown_character_fraction", 0.0) if isinstance(counts.get("train"), Mapping) else 0.0

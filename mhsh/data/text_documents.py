@@ -40,7 +40,7 @@ def read_jsonl(argument: str) -> Iterator[str]:
 
 
 def text_field(line: str) -> str | None:
-    """Of a line that is an object of JSON, the path of its longest text, with dots ("" without a
+    """The path of the longest text in a line that is an object of JSON, with dots ("" without a
     text); None for any other line.
     """
     try:
@@ -96,7 +96,7 @@ def _up_to_blank_lines(lines: Iterable[str], what: str) -> Iterator[str]:
 
 def _fields(path: epath.Path, field: str) -> Iterator[str]:
     """The field of every line that is not blank; "" where it is null or missing. Raises UserError
-    where a line is no object of JSON, the field is no text, or no line has it.
+    where a line is not an object of JSON, the field is not text, or no line has it.
     """
     lacking: dict[str, Any] | None = None
     found = False
@@ -106,7 +106,7 @@ def _fields(path: epath.Path, field: str) -> Iterator[str]:
         try:
             record = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is no object of JSON ({error}); jsonl: has one in every line") from error
+            raise UserError(f"{path} line {number} is not an object of JSON ({error}); jsonl: has one in every line") from error
         text = _at(record, field)
         if text is None:
             lacking = record

@@ -46,7 +46,7 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     Args:
       whose: the setting that holds the glob, for the error.
       in_folder: the names that a folder, given as a glob, stands for, at any depth; None: a folder
-        is no file.
+        is not a file.
 
     Raises UserError where there are none, or the bucket cannot be read.
     """
@@ -146,7 +146,7 @@ def text_lines(path: epath.PathLike | None) -> Iterator[str]:
 
     Only "\n" ends a line. Line ends and a byte order mark at the start are left out. A file with
     the mark of UTF-16 or UTF-32 is read as such, any other as UTF-8. Raises UserError where the
-    file cannot be read, is no text, or a line is not UTF-8 (the error has its number) or too long
+    file cannot be read, is not text, or a line is not UTF-8 (the error has its number) or too long
     for memory.
     """
     name = file_name(path)
@@ -199,7 +199,7 @@ def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
 
 
 def read_vocabulary(path: epath.PathLike, form: str) -> str:
-    """The text of a vocabulary. Raises UserError: it cannot be read, or is no text.
+    """The text of a vocabulary. Raises UserError where it cannot be read, or is not text.
 
     Args:
       form: the file name that such vocabularies have, for the error.

@@ -59,7 +59,7 @@ class Tokenizer(abc.ABC):
         """The ids of each text, without special tokens; "[SEP]" in a text is ordinary text."""
 
     def unknown_characters(self, texts: Sequence[str]) -> int:
-        """How many characters of the texts are in words that become [UNK]."""
+        """The number of characters that are in words that become [UNK]."""
         return 0
 
     @abc.abstractmethod

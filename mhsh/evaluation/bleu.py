@@ -122,7 +122,7 @@ def bootstrap(
 
 
 def _counts(metric: Metric, systems: Sequence[Sequence[str]], references: Sequence[str]) -> Float[np.ndarray, "pairs lines counts"]:
-    """What sacreBLEU counts in each line: the sum over lines gives the score of a corpus."""
+    """sacreBLEU's counts in each line: the sum over lines gives the score of a corpus."""
     return np.array([metric._extract_corpus_statistics(lines, [references]) for lines in systems], dtype=float)
 
 

@@ -148,7 +148,7 @@ def score_best_thresholds(
 
 
 def normalize_answer(text: str) -> str:
-    """In lower case, without ASCII punctuation and articles, with single spaces between words."""
+    """The answer in lower case, without ASCII punctuation and articles, with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 

@@ -65,7 +65,7 @@ Real = Annotated[float, Meta(gt=-(2.0**31), lt=2.0**31)]  # NaN is not
 
 
 class BertConfig(Struct, kw_only=True):
-    """What a config.json says, by transformers' names. Other values are other models."""
+    """A config.json, by transformers' names. Other values are other models."""
 
     model_type: Literal["bert"]
     architectures: Annotated[list[str], Meta(min_length=1, max_length=1)] | None = None
@@ -92,7 +92,8 @@ class BertConfig(Struct, kw_only=True):
         if self.architecture is not None and self.architecture not in ARCHITECTURES:
             raise ValueError(f"architectures = {self.architectures} is none of {', '.join(ARCHITECTURES)}")
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size = {self.hidden_size} is no multiple of num_attention_heads = {self.num_attention_heads}")
+            heads = self.num_attention_heads
+            raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = {heads}")
         if self.is_decoder or self.add_cross_attention:
             raise ValueError("is_decoder and add_cross_attention must be false")
         names = self.id2label or {}
@@ -106,13 +107,13 @@ class BertConfig(Struct, kw_only=True):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the classes, by number; two where config.json has none, as transformers takes them."""
+        """The labels of the classes by number; two by default, as in transformers."""
         names = self.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
         return tuple(names[str(number)] for number in range(len(names)))
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of ModelConfig, without those that depend on the heads."""
+        """The fields of ModelConfig, without those that depend on the heads."""
         return {ours: getattr(self, name) for name, ours in _FIELDS.items()} | {
             "head_dim": self.hidden_size // self.num_attention_heads,
             "num_decoder_layers": 0,

@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face BERT is which parameter here."""
+"""The tensors of a Hugging Face BERT, and the parameters that they are here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
 
 
 def heads_of(model: ModelConfig) -> tuple[str, ...]:
-    """What stands on the encoder, the pooler included, by the names in the parameter tree."""
+    """The heads on the encoder, the pooler included, by their names in the parameter tree."""
     if model.objective == "mlm":
         return ("prediction", "pooler", "next_sentence") if model.next_sentence else ("prediction",)
     return {"classification": ("pooler", "classification"), "span": ("span",)}[model.objective]

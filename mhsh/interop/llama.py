@@ -62,7 +62,7 @@ class _Rope(Struct, forbid_unknown_fields=True):  # a factor, or a part of a hea
 
 
 class LlamaConfig(Struct, kw_only=True):
-    """What a config.json says, by transformers' names. Other values are other models."""
+    """A config.json, by transformers' names. Other values are other models."""
 
     model_type: Literal["llama", "qwen3"]
     architectures: list[Literal["LlamaForCausalLM", "Qwen3ForCausalLM"]] | None = None
@@ -88,7 +88,7 @@ class LlamaConfig(Struct, kw_only=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of ModelConfig."""
+        """The fields of ModelConfig that this config describes."""
         width = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads  # their defaults
         kv_heads = self.num_key_value_heads or self.num_attention_heads
         return _DECODER | {

@@ -62,7 +62,7 @@ def kernel(path: str, name: str, inputs: tuple[int, ...], outputs: tuple[int, ..
 
 
 def plain(path: str, name: str, *shape: int) -> Parameter:
-    """What is laid out alike: a table, or a vector."""
+    """A table or a vector, which is laid out as its tensor is."""
     return Parameter(path, name, shape, 0, flipped=False)
 
 

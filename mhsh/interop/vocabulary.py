@@ -28,7 +28,7 @@ _BERTS = ("BertTokenizer", "BertTokenizerFast")
 
 
 class Vocabulary(NamedTuple):
-    """What a checkpoint says of its tokens."""
+    """The tokens of a checkpoint."""
 
     tokens: tuple[str, ...]  # by id
     lowercase: bool | None  # None: it does not say
@@ -78,8 +78,8 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
 
 
 def _of_tokenizer(path: Path) -> Vocabulary:
-    """Tokens and lowercase of a tokenizer.json; raises ValueError where it is no BERT's."""
-    text = json.dumps(read_object(path))  # refuses what is no JSON object
+    """Tokens and lowercase of a tokenizer.json; raises ValueError where it is not BERT's."""
+    text = json.dumps(read_object(path))  # refuses what is not a JSON object
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower one

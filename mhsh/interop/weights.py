@@ -83,7 +83,7 @@ class _Index(Struct):
 
 
 def open_weights(source: Path) -> dict[str, SafetensorsFile]:
-    """By every tensor's name, the file that holds it, of the folder `source` or the file `source`.
+    """The file that holds each tensor, by its name, of the folder or the file `source`.
     Nothing but headers is read. Raises UserError where there are none, or a file or the index is no
     safetensors, or damaged.
     """

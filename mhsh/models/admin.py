@@ -17,7 +17,7 @@ from mhsh.models.types import SUBLAYERS, Batch, Stack
 
 
 class Profile(NamedTuple):
-    """What Admin's profiling pass hands from sublayer to sublayer."""
+    """The values that Admin's profiling pass hands from sublayer to sublayer."""
 
     omega: Float[Array, ""]  # of the next sublayer
     real: Bool[Array, "B T"]  # False at padding, which no variance includes

@@ -19,7 +19,7 @@ from mhsh.models.types import SUBLAYERS, Stack
 
 
 class History(NamedTuple):
-    """What came before the block that the stream is the sum of."""
+    """The blocks before the one that the stream is the sum of."""
 
     blocks: Float[Array, "blocks B T D"]  # the stack's input, then whole blocks; zeros where none is yet
     count: Int[Array, ""]  # sublayers that the stream has passed

@@ -54,7 +54,7 @@ def layer_seeds(key: DropoutKey, lengths: tuple[int, ...], num_sublayers: int) -
 
 
 def split_seeds(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
-    """What is stacked on the first axis, or as many times None."""
+    """The seeds along the first axis, or as many times None."""
     return (None,) * count if seeds is None else tuple(seeds)
 
 
@@ -66,7 +66,7 @@ def row_states(
 
 
 def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: float) -> Array:
-    """Which elements are kept, from the states of their rows and the numbers of their columns,
+    """The elements that are kept, from the states of their rows and the numbers of their columns,
     broadcast against each other.
 
     A multiply-and-shift hash with 32 bits of state (the constants of Chris Wellons's "lowbias32").
@@ -78,7 +78,7 @@ def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: fl
 
 
 def kept_scale(rate: float) -> float:
-    """What kept elements are multiplied by, so that the mean stays."""
+    """The factor on kept elements that preserves the mean."""
     return 2**32 / (2**32 - _threshold(rate))
 
 

@@ -109,7 +109,7 @@ class _End(nn.Module):
 
 
 class EncoderMemory(NamedTuple):
-    """What the decoder reads of the sources; the K hypotheses of a source share it."""
+    """The encoded sources as the decoder reads them; the K hypotheses of a source share it."""
 
     layers: tuple[KVCache, ...]  # of the cross-attention of every decoder layer
     real: Bool[Array, "B S"]  # False at padding
@@ -206,7 +206,7 @@ def _unstack(stacked: Any, num_layers: int) -> tuple[Any, ...]:
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn."""
+    """The rule by which the next token is drawn."""
 
     temperature: Float[Array, ""]  # 0: the likeliest token
     key: Array
@@ -214,7 +214,9 @@ class Sampling(NamedTuple):
 
 
 class Continued(NamedTuple):
-    """What follows each prompt: the first `lengths` of `tokens`. The end mark is not counted."""
+    """The continuation of each prompt: the first `lengths` of `tokens`. The end mark is not
+    counted.
+    """
 
     tokens: Int[Array, "B room"]
     lengths: Int[Array, " B"]

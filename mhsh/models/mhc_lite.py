@@ -75,7 +75,7 @@ class MHCLite(Residual):
 
 
 class Mixture(NamedTuple):
-    """How a sublayer reads, writes and mixes R streams."""
+    """The weights with which a sublayer reads, writes and mixes R streams."""
 
     read: Float[Array, "B T R"]
     write: Float[Array, "B T R"]

@@ -1,4 +1,4 @@
-"""What a parameter is: its logical axes, the axes that its kernel contracts, whether it has weight
+"""The parameters of a model: their logical axes, the axes that a kernel contracts, and weight
 decay. Modules, packing, sharding, the optimizers and the exchange of checkpoints read it here.
 """
 

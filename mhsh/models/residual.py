@@ -21,7 +21,7 @@ from mhsh.models.types import SUBLAYERS, Stack
 
 
 class Stream(NamedTuple):
-    """What one sublayer hands to the next, and what a scheme carries besides."""
+    """The state between two sublayers: the stream, and what a scheme carries besides."""
 
     x: Float[Array, "B T *streams D"]
     carried: Any  # a pytree
@@ -58,8 +58,8 @@ class Residual(nn.Module):
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
-        """What leaves the last sublayer, before the final LayerNorm. It may have parameters: it is
-        called in a compact method of the stack.
+        """The output of the last sublayer, before the final LayerNorm. It may have parameters: it
+        is called in a compact method of the stack.
         """
         del config, stack
         return stream.x

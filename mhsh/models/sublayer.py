@@ -15,7 +15,7 @@ Sublayer = Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]]
 
 
 class Branch(NamedTuple):
-    """What a sublayer adds to the stream, in the parts that a kernel puts together with it."""
+    """The addition of a sublayer to the stream, in the parts that a kernel puts together."""
 
     product: Float[Array, "B T D"]  # with the sublayer's last kernel
     bias: Float[Array, " D"]  # as the parameter is

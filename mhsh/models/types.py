@@ -15,7 +15,7 @@ Batch = Mapping[str, Array | np.ndarray]  # numpy where nothing is compiled yet
 
 
 class Outputs(NamedTuple):
-    """What a model returns for a batch; logits are fp32."""
+    """The outputs of a model for a batch; logits are fp32."""
 
     # [B,P,V] at the predicted positions (mlm) or at all of them (clm, translation); [B,C] of a row
     # (classification); [B,2,T] of the first and the last token of an answer (span)

@@ -27,15 +27,15 @@ _VECTORS: Path = ("params", "vectors")
 
 
 class Packing(NamedTuple):
-    """What is put together."""
+    """The parameters that are put together."""
 
     shapes: Mapping[Path, tuple[int, ...]]  # of one layer's vectors, in their order
     joint: tuple[Path, ...]  # attentions whose projections are one array
 
 
 def packing(config: ModelConfig, layers: Any) -> Packing | None:
-    """Of the parameters of all layers, stacked on axis 0. None where heads or feed-forward units
-    are sharded: in one array their shards would be lost.
+    """The packing of the parameters of all layers, stacked on axis 0. None where heads or
+    feed-forward units are sharded: in one array their shards would be lost.
     """
     if tensor_is_sharded():
         return None

@@ -1,1 +1,1 @@
-"""What a run will cost, before it runs."""
+"""The cost of a run, before it runs."""

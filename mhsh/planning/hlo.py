@@ -140,7 +140,7 @@ def _run(module: Module, computation: Computation, times: int, frame: str, unkno
 
 
 def inside(module: Module, step: Step) -> Iterator[Step]:
-    """What a fusion is made of, fusions within it too; any other instruction is its own."""
+    """The instructions of a fusion, of fusions within it too; any other instruction is its own."""
     if step.instruction.opcode != "fusion":
         yield step
         return
@@ -171,7 +171,7 @@ def is_started(instruction: Instruction) -> bool:
 
 
 def _trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often a `while` runs; None where its counter cannot be followed."""
+    """The number of times that a `while` runs; None where its counter cannot be followed."""
     known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
     if known:
         return int(known[1])
@@ -264,7 +264,7 @@ def _collective_kind(step: Step) -> str | None:
 
 
 def _identity(step: Step, kind: str) -> tuple[str, ...]:
-    """What the pieces of one collective have in common. The TPU compiler hides a collective behind
+    """The key that the pieces of one collective share. The TPU compiler hides a collective behind
     other work as a chain of pieces, some of them inside loops that run while it is under way. The
     piece that runs least often says how often the collective does. Pieces share a chain's number;
     a channel's is not enough, as jax gives one channel to all collectives that it writes.

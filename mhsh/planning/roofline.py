@@ -29,7 +29,7 @@ from mhsh.training.step import run_inputs, train_step
 
 
 class Gpu(NamedTuple):
-    """What XLA's compiler asks of an NVIDIA GPU besides its memory."""
+    """The properties of an NVIDIA GPU that XLA's compiler asks for, besides its memory."""
 
     compute_capability: tuple[int, int]
     multiprocessors: int

@@ -27,7 +27,7 @@ from mhsh.probes.similarity import similarities
 
 
 def ablation(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
-    """By stack; a list over layers holds a list over the K batches.
+    """The losses by stack; a list over layers holds a list over the K batches.
 
     - `whole`: the loss of the model as it is (K values).
     - `skipped`: the loss without layer l: the stream passes it by. What a scheme derives from the
@@ -95,7 +95,7 @@ class _Losses:
         return changes
 
     def _gates(self, stack: str, skipped: Sequence[int]) -> dict[str, Any]:
-        """What a gate adds to the 1 of each layer: -1 where it is skipped."""
+        """The number that a gate adds to the 1 of each layer: -1 where it is skipped."""
         gates = {name: np.zeros(depth, np.float32) for name, depth in self.depths.items()}
         gates[stack][list(skipped)] = -1
         return {name: {"layers": {"gate": each}} for name, each in gates.items()}
@@ -109,7 +109,7 @@ class _Losses:
         return total_loss(compute_metrics(outputs, batch), loss_weights(batch))
 
     def _streams_of(self, params: Any, batch: Batch, gates: Any) -> Any:
-        """By stack, what every layer adds to the stream: [L,B,T,D]."""
+        """The addition of every layer to the stream, by stack: [L,B,T,D]."""
 
         def sow(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
             result = _gated(layer, args, result)

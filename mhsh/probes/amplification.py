@@ -45,7 +45,7 @@ LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class Growth(NamedTuple):
-    """How y grows with n. Deviations are of ln y: 0.1 is about 10 % of y."""
+    """The growth of y with n. Deviations are of ln y: 0.1 is about 10 % of y."""
 
     exponent: float  # p of y ~ n^p
     low: float  # the ends of its interval

@@ -56,8 +56,8 @@ def rollout(attention: Float[Array, "L T T"], residual_share: float) -> Float[Ar
 
 
 def argmax_numbers(is_largest: Bool[Array, "L T S"]) -> tuple[Int[Array, "L T"], Int[Array, "L T"]]:
-    """How many positions have the largest weight of at least one head of a layer, and of at least
-    one head of any layer up to this one, by layer and query.
+    """The number of positions that have the largest weight of at least one head of a layer, and of
+    at least one head of any layer up to this one, by layer and query.
 
     This counts a head as attending to one position, as the paper does (arXiv 2106.09650, p. 3: one
     weight of a softmax is typically much larger than the others).
@@ -66,7 +66,7 @@ def argmax_numbers(is_largest: Bool[Array, "L T S"]) -> tuple[Int[Array, "L T"],
 
 
 def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, dict[str, Any]]]:
-    """By stack and attention sublayer, effective numbers of positions, averaged over all queries of
+    """Effective numbers of positions, by stack and attention sublayer, averaged over all queries of
     the batch that are not padding. Only the weights of one example are in memory, [L, T, T].
 
     Returns, for each sublayer: `visible`, how many positions a query may attend to (an upper bound

@@ -23,8 +23,8 @@ _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
 
 
 def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[str, Any]]:
-    """By stack, shares of the variance of its output, which sum to 1: a list over the layers for
-    each sublayer, `input` for the stack's input, and `biases` for the biases of its LayerNorms.
+    """Shares of the variance of a stack's output, which sum to 1, by stack: a list over the layers
+    for each sublayer, `input` for the stack's input, and `biases` for the biases of its LayerNorms.
 
     With its statistics held constant, a LayerNorm is linear; so is a mixture of several streams or
     blocks with its weights held constant. So the output y of a stack is a sum of parts. The part of

@@ -34,8 +34,8 @@ def mean_cosine(x: Float[Array, "P D"], y: Float[Array, "P D"], counts: Bool[Arr
 
 
 def similarity(config: ModelConfig, params: Any, batch: Batch) -> Similarity:
-    """By stack, for each layer: `cka` and `cosine` between the residual stream before and after it,
-    over the tokens that are not padding.
+    """The similarity by stack, for each layer: `cka` and `cosine` between the residual stream
+    before and after it, over the tokens that are not padding.
     """
     return similarities(config, params, [batch])[0]
 

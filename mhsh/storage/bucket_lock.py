@@ -26,7 +26,7 @@ _TAKEN = 2  # the exit status of a process whose lock was taken
 
 
 class Watch:
-    """What a process that waits for none of many locks has seen of them, each time it asked."""
+    """The locks that a process has looked at and does not wait for, as it saw them each time."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # a lock's generation, and since when it has that

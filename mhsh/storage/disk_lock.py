@@ -18,9 +18,8 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     Args:
       wait: while another process holds it.
 
-    Raises:
-      BlockingIOError: another process holds it, and this one does not wait.
-      OSError: the folder cannot be opened, or its file system has no locks.
+    Raises BlockingIOError where another process holds it, and this one does not wait. Raises
+    OSError where the folder cannot be opened, or its file system has no locks.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -67,7 +67,7 @@ def _regular(path: epath.PathLike) -> IO[bytes]:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -206,7 +206,7 @@ def check_writable(flag: str, path: str | Path) -> None:
         raise UserError(f"{flag}= is empty; give a name")
     try:
         with contextlib.suppress(FileNotFoundError):
-            Path(path).lstat()  # raises where the name is too long, or one above it is no folder
+            Path(path).lstat()  # raises where the name is too long, or one above it is not a folder
         with tempfile.TemporaryFile(dir=next(folder for folder in Path(path).absolute().parents if folder.exists())):
             pass
     except OSError as error:
@@ -222,7 +222,7 @@ def check_folder(flag: str, path: str) -> None:
         return
     check_writable(flag, path)
     if os.path.lexists(path):
-        raise UserError(f"{flag}={path} is no folder; choose another {flag}")
+        raise UserError(f"{flag}={path} is not a folder; choose another {flag}")
 
 
 def check_suffix(flag: str, path: str | Path, form: str, *suffixes: str) -> None:
@@ -269,7 +269,7 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
 
 
 def parse_object(content: bytes, what: str) -> dict[str, Any]:
-    """The object in JSON text; errors name it by `what`. Raises UserError where it is no text, not
+    """The object in JSON text; errors name it by `what`. Raises UserError where it is not text, not
     JSON or not an object, is nested too deeply, has half of a surrogate pair, or has a key twice
     (of which some readers take the first and some the last).
     """
@@ -286,10 +286,8 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
 
 
 def make_folder(folder: epath.PathLike) -> None:
-    """Makes a folder and those above it. One that is there stays.
-
-    Raises:
-      OSError: it cannot be made, or something else has its name.
+    """Makes a folder and those above it. One that is there stays. Raises OSError where it cannot be
+    made, or something else has its name.
     """
 
     def make() -> None:
@@ -317,7 +315,7 @@ def check_new_folder(out: str) -> None:
         if names_in(out):
             raise UserError(f"{out} is not empty, and nothing is overwritten; choose another --out")
     elif os.path.lexists(out):
-        raise UserError(f"{out} exists and is no folder; choose another --out")
+        raise UserError(f"{out} exists and is not a folder; choose another --out")
     check_writable("--out", out)
 
 

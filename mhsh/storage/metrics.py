@@ -47,7 +47,7 @@ class Metrics:
         return Metrics([block for block in blocks if len(block.lines)], self.odd, line, problem)
 
     def keys(self, split: str) -> list[str]:
-        """Of the rows of a split, in the order in which they appear."""
+        """The keys of the rows of a split, in the order in which they appear."""
         return [*dict.fromkeys(key for block in self._blocks if block.split == split for key in block.columns)]
 
     def lines(self, split: str, having: Sequence[str] = ()) -> Int[np.ndarray, " n"]:
@@ -61,15 +61,15 @@ class Metrics:
         return self._column(split, key, having, np.dtype(np.float64), math.nan)
 
     def flags(self, split: str, key: str, having: Sequence[str] = ()) -> Bool[np.ndarray, " n"]:
-        """As `numbers`; False: absent, or no truth value."""
+        """The flags, as `numbers`; False: absent, or no truth value."""
         return self._column(split, key, having, np.dtype(bool), False)
 
     def texts(self, split: str, key: str, having: Sequence[str] = ()) -> Shaped[np.ndarray, " n"]:
-        """As `numbers`; empty: absent, no text, or one that is long or not ASCII."""
+        """The texts, as `numbers`; empty: absent, no text, or one that is long or not ASCII."""
         return self._column(split, key, having, np.dtype(np.bytes_), b"")
 
     def lists(self, split: str, key: str, having: Sequence[str] = ()) -> list[list[Any] | None]:
-        """As `numbers`; None: absent, or no list."""
+        """The lists, as `numbers`; None: absent, or no list."""
         return self._column(split, key, having, np.dtype(object), None).tolist()
 
     def series(self, split: str, x: str, y: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
@@ -123,7 +123,7 @@ def read_metrics(path: epath.Path) -> Metrics:
 
 def _block(split: str, keys: Sequence[str], lines: Sequence[int], of_rows: Sequence[Any], odd: dict[str, int]) -> _Block:
     """A block of rows with the same keys, given one row after the other. Writes to `odd` where a
-    value is no number.
+    value is not a number.
     """
     columns = {}
     for place, key in enumerate(keys):

@@ -84,7 +84,7 @@ def plateau_due(config: Config) -> int:
 
 
 def uninformed(config: Config) -> str:
-    """What alone a model knows whose loss is the recorded entropy."""
+    """The knowledge of a model whose loss is the recorded entropy."""
     if config.model.objective == "classification":
         return "class frequencies" if config.model.num_classes > 1 else "the mean score"
     return "the frequencies of places" if config.model.objective == "span" else "token frequencies"
@@ -113,7 +113,7 @@ def plateau_words(config: Config, step: int, split: str, loss: float, entropy: f
 
 
 def what_to_try(config: Config, loss: float, entropy: float) -> str:
-    """What may help a run that ended, or seems to stay, on the plateau with this loss: flags for
+    """Advice for a run that ended, or seems to stay, on the plateau with this loss: flags for
     another run.
     """
     model, optimizer, steps = config.model, config.optimizer, config.train.num_steps

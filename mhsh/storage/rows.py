@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder()  # three times as fast as json
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
 _BLOCK = 1 << 16  # bytes read at once
 _STEP, _SPLIT = operator.itemgetter("step"), operator.itemgetter("split")
-_LONGEST_LINE = 1 << 24  # bytes; what is longer is no row
+_LONGEST_LINE = 1 << 24  # bytes; what is longer is not a row
 
 
 class CutRows(NamedTuple):

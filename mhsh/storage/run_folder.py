@@ -51,7 +51,7 @@ _MOST_COUNTED = 1e40  # more FLOPs than any run has
 
 
 class Counters(NamedTuple):
-    """What a run has used up to a step. They are in its checkpoint, so no lost row changes them."""
+    """The counters of a run up to a step. They are in its checkpoint: no lost row changes them."""
 
     tokens: int = 0
     flops: int = 0
@@ -65,7 +65,7 @@ class RunFolder:
     """
 
     def __init__(self, path: epath.PathLike) -> None:
-        """Raises UserError where `path` is no text, or in a bucket that cannot be reached."""
+        """Raises UserError where `path` is not text, or in a bucket that cannot be reached."""
         checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
@@ -95,13 +95,13 @@ class RunFolder:
         return folder
 
     def begin(self, config: Config) -> None:
-        """As `open_for_training`, inside `held`."""
+        """Does what `open_for_training` does, inside `held`."""
         written = self._config_to_write(config)
         if written is not None:
             write_atomically(self._config_path, _dump(to_record(written)))
 
     def _config_to_write(self, config: Config) -> Config | None:
-        """What config.json becomes for `config`; None: it stays. Raises as `open_for_training`."""
+        """The new config.json for `config`; None: it stays. Raises as `open_for_training`."""
         if self.has_begun():
             check_goes_on(self.read_config(), config, self.path)
             begun_with, steps = self.begun_config(), config.train.num_steps
@@ -141,7 +141,7 @@ class RunFolder:
 
     @property
     def damaged_path(self) -> epath.Path:
-        """Where checkpoints are set aside: STEP, or STEP.NUMBER from the second time on."""
+        """The checkpoints that were set aside: STEP, or STEP.NUMBER from the second time on."""
         return self.path / "damaged_checkpoints"
 
     @property
@@ -167,7 +167,7 @@ class RunFolder:
         return config
 
     def changed(self, step: int | None) -> dict[str, dict[str, Any]]:
-        """By the step after which they hold, the values that changed when the run went on, by path;
+        """The values that changed when the run went on, by path, by the step after which they hold;
         of changes that hold before `step` (None: of all).
         """
         changed = self.recorded().get("changed", {})
@@ -258,7 +258,7 @@ class RunFolder:
         return aside
 
     def counters(self, step: int) -> Counters | None:
-        """What had been used when the checkpoint of `step` was saved; None for an imported one.
+        """The counters of the checkpoint of `step`; None for an imported one.
         Raises UserError where the file is damaged.
         """
         path = self.checkpoints_path / str(step) / COUNTERS_FILE

@@ -43,12 +43,12 @@ _NO_NUMBERS = (
 
 
 def flags_in_force(flags: str) -> dict[str, Any]:
-    """What run.json records: the step's own flags, and those of the environment."""
+    """The flags that run.json records: the step's own, and those of the environment."""
     return {"step": named_flags(flags)} | {name: os.environ.get(name, "") for name in _VARIABLES}
 
 
 def numeric_flags(flags: str) -> dict[str, str]:
-    """Of the flags in force, those that may change numbers. The step's own come last and win."""
+    """The flags in force that may change numbers. The step's own come last and win."""
     in_force: dict[str, str] = {}
     for argument in shlex.split(" ".join(os.environ.get(name, "") for name in _VARIABLES)):
         flag, _, value = argument.lstrip("-").partition("=")
@@ -92,7 +92,7 @@ def keep_compiled(folder: RunFolder) -> str:
 
 def private_cache(folder: Path) -> Path:
     """The cache in `folder` for programs of this kind of machine. Creates it if needed. Raises
-    UserError where it is no folder, it belongs to somebody else, or others have access to it.
+    UserError where it is not a folder, it belongs to somebody else, or others have access to it.
     Raises OSError where it cannot be made, or written to.
     """
     cache = folder / CACHE_FOLDER

@@ -9,8 +9,8 @@ from mhsh.text import duration, format_loss
 
 
 def ending(folder: RunFolder, config: Config) -> list[str]:
-    """Of a run that is finished or was stopped, a line each: how long it took in all its processes,
-    its losses, whether it trained, and its newest checkpoint.
+    """The last lines of a run that is finished or was stopped: how long it took in all its
+    processes, its losses, whether it trained, and its newest checkpoint.
     """
     record, step, steps = folder.read_run("wall_seconds", "data"), folder.newest_checkpoint(), config.train.num_steps
     what = f"finished {steps} steps" if step == steps else f"stopped after step {step} of {steps}"

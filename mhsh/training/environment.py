@@ -109,8 +109,9 @@ def numerics(config: Config) -> dict[str, Any]:
 
 @functools.cache
 def product_bits() -> int:
-    """How many of the 23 bits of a fraction in float32 a product of matrices keeps by default on
-    this device: measured, as the settings say `default` everywhere. 10 is TF32, 7 bfloat16.
+    """The number of the 23 bits of a fraction in float32 that a product of matrices keeps by
+    default on this device: measured, as the settings say `default` everywhere. 10 is TF32, 7
+    bfloat16.
     """
     bits = 1 + np.arange(128) % 23
     exact = np.diag(1 + 0.5**bits).astype(np.float32)

@@ -103,7 +103,7 @@ def update_bytes(config: Config, mesh_shape: Mapping[str, int]) -> int:
 
 
 def does_not_fit(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
-    """What needs the memory of a config that needs too much, and the first change with which it
+    """The parts of the memory of a config that needs too much, and the first change with which it
     fits the same devices.
     """
     needed, count = footprint(config, mesh_shape), parameter_counts(config.model)["total"]
@@ -231,7 +231,7 @@ def recomputed_activations(config: Config, rows: int) -> int:
 
 
 def _stream_bytes(config: Config, rows: int) -> int:
-    """Of what one layer hands to the next."""
+    """The bytes that one layer hands to the next."""
     model, length = config.model, config.data.sequence_length
     x = jax.ShapeDtypeStruct((rows, length, model.embed_dim), model.residual_dtype)
     start = functools.partial(build_model(model).residual.start, model, encoder_stack(model))

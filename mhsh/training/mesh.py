@@ -27,7 +27,7 @@ _COLLECTIVES_OF_A_MATRIX = 3
 
 
 class MeshChoice(NamedTuple):
-    """Which axis takes the devices where a config leaves both `data` and `fsdp` open."""
+    """The axis that takes the devices where a config leaves both `data` and `fsdp` open."""
 
     axis: str
     reason: str

@@ -50,8 +50,8 @@ def orthogonalization_flops(config: Config) -> int:
 
 
 def _orthogonalized_flops(rows: int, columns: int) -> int:
-    """Of one matrix. Each iteration computes A = X X^T, A A, and a sum of both times X, of X with
-    its shorter side first.
+    """The FLOPs of one matrix. Each iteration computes A = X X^T, A A, and a sum of both times X,
+    of X with its shorter side first.
     """
     shorter, longer = sorted((rows, columns))
     return NEWTON_SCHULZ_STEPS * (2 * 2 * shorter**2 * longer + 2 * shorter**3)

@@ -40,7 +40,7 @@ def check_divisibility(config: Config, shape: Mapping[str, int]) -> None:
 
 
 def indivisible(config: Config, shape: Mapping[str, int]) -> Iterator[str]:
-    """What of the model and of a micro-batch cannot be divided over a mesh of that shape."""
+    """The parts of the model and of a micro-batch that a mesh of that shape does not divide."""
     model, train = config.model, config.train
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:

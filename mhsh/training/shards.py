@@ -74,7 +74,7 @@ def over_shards(
 
 
 def manual_specs(model: ModelConfig) -> Any:
-    """How the parameters lie on the axes `data` and `fsdp` of the current mesh."""
+    """The PartitionSpecs of the parameters on the axes `data` and `fsdp` of the current mesh."""
     shape = dict(jax.sharding.get_abstract_mesh().shape)
     if not shape:
         return PartitionSpec()
@@ -244,5 +244,5 @@ def _fsdp_axis(spec: PartitionSpec) -> int | None:
 
 
 def _gradient_dtype(model: ModelConfig, gradient_dtype: str) -> str:
-    """In which kernels' gradients are added up, by train.gradient_dtype."""
+    """The dtype in which kernels' gradients are added up, by train.gradient_dtype."""
     return model.compute_dtype if gradient_dtype == "compute" else "float32"

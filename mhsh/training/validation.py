@@ -26,7 +26,7 @@ from mhsh.training.step import compile_eval_step, eval_step, predict_step
 
 
 class Validated(NamedTuple):
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     values: dict[str, float]
     loss_parts: list[float]  # see mhsh.evaluation.validation.Evaluated

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 # Real commands that need no jax: the first ends well, the second does not.
 GOOD = Stage("good", "ends well", ("mhsh", "--version"))
-BAD = Stage("bad", "is no command", ("mhsh", "trian"))
+BAD = Stage("bad", "is not a command", ("mhsh", "trian"))
 ELSEWHERE = Stage("elsewhere", "needs another device", ("mhsh", "--version"), "there is none")
 
 

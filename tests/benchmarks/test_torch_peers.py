@@ -224,7 +224,7 @@ def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
 
 
 def test_the_environment_of_the_peers_can_be_written():
-    """torch.__version__ is no plain string, and msgspec refuses it when all is measured."""
+    """torch.__version__ is not a plain string, and msgspec refuses it when all is measured."""
     import msgspec
 
     from benchmarks.bench.peers import torch_environment

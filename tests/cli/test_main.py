@@ -78,7 +78,7 @@ PAGES = [page for name in NAMES for page in pages(name).values()]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.command)
 def test_what_is_no_text_is_refused_at_every_flag(page: Page, fails: Callable[..., str]) -> None:
-    """A byte that is no UTF-8, as Python passes it on, in every argument of every command."""
+    """A byte that is not UTF-8, as Python passes it on, in every argument of every command."""
     for name, parameter in inspect.signature(page.run).parameters.items():
         flag = f"--{name.replace('_', '-')}"
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
@@ -94,7 +94,7 @@ def test_what_is_no_text_is_refused_at_every_flag(page: Page, fails: Callable[..
     [("latin-1", "v 1.5 -2 \xd7 ~ ?"), ("ascii", "v 1.5 -2 x ~ ?"), ("utf-8", "\u25bc 1.5 \u22122 \xd7 \u2026 ?")],
 )
 def test_a_terminal_that_lacks_characters_gets_others(encoding: str, said: str) -> None:
-    """In a process, which ends with status 0; a name that is no UTF-8 is shown too."""
+    """In a process, which ends with status 0; a name that is not UTF-8 is shown too."""
     code = "import sys; from mhsh.cli import main, start; main.main = lambda: print(TEXT) or 0; sys.exit(start.start())"
     text = "\u25bc 1.5 \u22122 \xd7 \u2026 \udce9"
     environment = os.environ | {"PYTHONIOENCODING": encoding, "LC_ALL": "C"}
@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
     flag = arguments[-1]
     for path, said in (
         ("", f"{flag}= is empty; give a name"),
-        (tmp_path / "file", "is no folder; choose another"),
+        (tmp_path / "file", "is not a folder; choose another"),
         (tmp_path / "file" / "run", "cannot be written: Not a directory; choose another"),
         ("/proc/run", "cannot be written: No such file or directory; choose another"),
     ):

@@ -112,7 +112,7 @@ def test_a_correlation_that_is_not_defined_is_null(tmp_path: Path, capsys: pytes
     labels.write_text("sentence1\tsentence2\tscore\nA.\tB.\t1.0\nC.\tD.\t2.0\nE.\tF.\t5.0\n")
     predictions.write_text("index\tprediction\n0\t2\n1\t2\n2\t2\n")
     assert glue(task="stsb", labels=str(labels), predictions=str(predictions)) == 0
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # no NaN, which is no JSON
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # no NaN, which is not JSON
     assert found == {"task": "stsb", "examples": 3, "pearson": None, "spearman": None}
 
 

@@ -187,7 +187,7 @@ def get_config(variant="x"):
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder that is no checkout."""
+    """A working folder that is not a checkout."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

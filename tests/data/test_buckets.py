@@ -278,7 +278,7 @@ def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatc
 
 
 def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, english, monkeypatch):
-    """Another machine begins anew and ends with the same bytes."""
+    """Another machine starts again and ends with the same bytes."""
     config = pretraining_config(source=write_documents(tmp_path, "t", english), vocab_size=200)
     prepared(config, tmp_path / "out", per_shard=3)
     arguments = dict(config=to_dict(config), out=f"{bucket}/out", workers=1, per_shard=3)

@@ -25,7 +25,7 @@ from mhsh.data.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
 
-# What sentence rules turn on, and white space that is no plain space.
+# What sentence rules turn on, and white space that is not a plain space.
 AWKWARD = [*'.!?()"\n\r\x85\u2028\u2019\xa0\u2026B', "Mr.", "U.S.", "J.", "e.g."]
 
 TOKENIZER = ByteTokenizer()

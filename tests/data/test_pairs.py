@@ -65,7 +65,7 @@ def test_files_that_cannot_pair_or_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["stdlib", "text:a", "text:a,b,c", "tfds:", "numbers:0", "numbers:many", "numbers:-1", ""])
 def test_what_is_no_source(source: str) -> None:
-    with pytest.raises(UserError, match=r"allowed: numbers, numbers:COUNT, text:|is no number of pairs"):
+    with pytest.raises(UserError, match=r"allowed: numbers, numbers:COUNT, text:|is not a number of pairs"):
         read_pairs(source)
     with pytest.raises(UserError, match="'arrayrecord:d' holds rows, not sentence pairs"):
         read_pairs("arrayrecord:d")

@@ -32,7 +32,7 @@ def fail(how: str, chunk: int) -> None:
         time.sleep(0.02)
         return
     if how == "user":
-        raise UserError("the text of chunk 3 is no text; write it anew")
+        raise UserError("the text of chunk 3 is not text; write it anew")
     if how == "disk":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere/full")
     if how == "defect":
@@ -61,7 +61,7 @@ def test_every_chunk_is_done_once_and_told(tmp_path, count):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_errors_of_a_worker_are_the_user_s_and_the_system_s(count):
-    with pytest.raises(UserError, match=r"^the text of chunk 3 is no text; write it anew$"):
+    with pytest.raises(UserError, match=r"^the text of chunk 3 is not text; write it anew$"):
         run_chunks(functools.partial(fail, "user"), range(9), count, lambda chunk: None)
     with pytest.raises(OSError, match="/somewhere/full") as error:
         run_chunks(functools.partial(fail, "disk"), range(9), count, lambda chunk: None)
@@ -149,5 +149,5 @@ def test_beam_does_every_chunk(beam, tmp_path, options):
 
 @pytest.mark.filterwarnings("default")
 def test_a_user_error_on_beam_is_the_user_s(beam):
-    with pytest.raises(UserError, match="the text of chunk 3 is no text; write it anew"):
+    with pytest.raises(UserError, match="the text of chunk 3 is not text; write it anew"):
         run_chunks_on_beam(functools.partial(fail, "user"), range(9), "")

@@ -116,7 +116,7 @@ def test_many_shards_hold_the_items_of_one(tmp_path, config):
             assert pairs_in(one) == pairs_in(many)
             assert one.meta["unigram_entropy"] == many.meta["unigram_entropy"]
         elif config.model.objective == "clm":
-            # Each shard drops the end of its own stream; the first token of a stream is no target.
+            # Each shard drops the end of its stream; the first token of a stream is not a target.
             assert a["tokens"] + a["dropped_tokens"] + 1 == b["tokens"] + b["dropped_tokens"] + num_shards
         elif not config.model.next_sentence:
             rows = [Counter(map(bytes, table.all()["tokens"])) for table in (one, many)]

@@ -78,9 +78,9 @@ def test_jsonl_has_a_field_of_every_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ('{"text": "a"}\n["text"]\n', r"line 2 is no object of JSON \(.*\); jsonl: has one in every line"),
-        ("plain\n", r"line 1 is no object of JSON"),
-        ('{"text": "\\ud83d"}\n', r"line 1 is no object of JSON"),
+        ('{"text": "a"}\n["text"]\n', r"line 2 is not an object of JSON \(.*\); jsonl: has one in every line"),
+        ("plain\n", r"line 1 is not an object of JSON"),
+        ('{"text": "\\ud83d"}\n', r"line 1 is not an object of JSON"),
         ('{"text": ["a"]}\n', r"line 1: 'text' is of type list, which is not text; name another field"),
         ('{"body": "a", "id": 1}\n', r"has no text in 'text', but the fields body, id; write jsonl:GLOB:FIELD"),
     ],
@@ -93,7 +93,7 @@ def test_lines_that_are_no_objects_with_the_field(tmp_path: Path, content: str, 
 
 @pytest.mark.parametrize("kind", ["text", "lines"])
 def test_lines_of_json_are_not_read_as_prose(tmp_path: Path, kind: str) -> None:
-    """The refusal names the source to write, which works as it stands."""
+    """The refusal names the source to write, which works as it is."""
     (tmp_path / "t.jsonl").write_text(json.dumps({"id": "x", "doc": {"body": "A longer text."}}) + "\n")
     message = refusal(f"{kind}:{tmp_path}/*")
     assert "holds lines of JSON, whose braces and keys would be learnt as text" in message
@@ -139,7 +139,7 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_folders_that_save_to_disk_did_not_write_whole(tmp_path: Path) -> None:
-    assert "has no state.json: it is no folder of save_to_disk" in refusal(f"arrow:{tmp_path}")
+    assert "has no state.json: it is not a folder of save_to_disk" in refusal(f"arrow:{tmp_path}")
     (tmp_path / "state.json").write_text("{}")
     assert "names no files; write the data set again" in refusal(f"arrow:{tmp_path}")
     (tmp_path / "state.json").write_text('{"_data_files": [], "_indices_files": [{"filename": "i"}]}')
@@ -173,7 +173,7 @@ def test_a_user_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mine:COUNT" in refusal("mine")
     with pytest.raises(UserError, match=r"the source 'text' of test_sources.py .* is there already, of mhsh itself"):
         add_source("text", reads="x", document="y")(mine)
-    with pytest.raises(UserError, match="'A b' is no name"):
+    with pytest.raises(UserError, match="'A b' is not a name"):
         add_source("A b", reads="x", document="y")(mine)
 
 

@@ -1,4 +1,4 @@
-"""Lines of text files: only "\\n" ends one, and a line that is no text is named."""
+"""Lines of text files: only "\\n" ends one, and a line that is not text is named."""
 
 from __future__ import annotations
 

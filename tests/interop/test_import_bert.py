@@ -177,7 +177,7 @@ def test_a_body_without_heads(checkpoint):
         (dict(num_hidden_layers=2_000_000_000), "the tensor bert.encoder.layer.2.attention.self.query.weight is missing, by"),
         (dict(num_hidden_layers=1), "made of the tensor bert.encoder.layer.1.attention.output.LayerNorm.bias (16 such)"),
         (dict(type_vocab_size=0), "token_type_embeddings.weight is [2, 12], by"),
-        (dict(num_attention_heads=5), "hidden_size = 12 is no multiple of num_attention_heads = 5"),
+        (dict(num_attention_heads=5), "hidden_size = 12 is not a multiple of num_attention_heads = 5"),
         (dict(num_attention_heads=0), "Expected `int` >= 1 - at `$.num_attention_heads`"),
         (dict(hidden_size="12"), "Expected `int`, got `str` - at `$.hidden_size`"),
         (dict(vocab_size=10**30), "Expected `int` <= 2147483647 - at `$.vocab_size`"),

@@ -154,7 +154,7 @@ def test_what_the_tpu_compiler_writes():
     assert not unknown
     assert {one.kind: (one.count, one.group, one.payload) for one in collectives} == {
         "collective-permute": (3, 8, 64),  # counter 1, 3, 5
-        "all-gather": (1, 4, 4 * 64),  # its piece inside the loop is no gather of its own
+        "all-gather": (1, 4, 4 * 64),  # its piece inside the loop is not a gather of its own
         "reduce-scatter": (1, 4, 512),
         "between-slices": (1, 8, 128),
         "all-reduce": (1, 4, 512),  # the one of a single device moves nothing

@@ -126,7 +126,7 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
     (tmp_path / "full" / "file").write_text("text")
     with pytest.raises(UserError, match=r"cannot be written: Not a directory"):
         new_folder("file/out").__enter__()
-    for out, message in (("file", "exists and is no folder"), ("link", "exists and is no folder"), ("full", "is not empty")):
+    for out, message in (("file", "exists and is not a folder"), ("link", "exists and is not a folder"), ("full", "is not empty")):
         for call in (check_new_folder, lambda name: new_folder(name).__enter__()):
             with pytest.raises(UserError, match=message):
                 call(out)

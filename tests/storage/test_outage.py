@@ -1,4 +1,4 @@
-"""A failing question is no absence: what a bucket or a disk that fails makes of every question."""
+"""A failing question is not an absence: every question of a bucket or a disk that fails."""
 
 from __future__ import annotations
 

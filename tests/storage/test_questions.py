@@ -36,4 +36,4 @@ def test_nothing_else_asks() -> None:
                 found[name].add(called.attr)
             elif isinstance(node, ast.keyword) and node.arg == "exist_ok":
                 found[name].add(node.arg)  # asks whether what is there is a folder
-    assert found == ALLOWED, "ask by mhsh.storage.questions: there a failure is no absence"
+    assert found == ALLOWED, "ask by mhsh.storage.questions: there a failure is not an absence"

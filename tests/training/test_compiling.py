@@ -48,7 +48,7 @@ def test_flags_that_change_numbers(monkeypatch):
     }
 
 
-@pytest.mark.parametrize(("flags", "said"), [("fast", "'fast' is no flag"), ("--xla_a", "is no flag"), (" ", "' ' is no flag")])
+@pytest.mark.parametrize(("flags", "said"), [("fast", "'fast' is not a flag"), ("--xla_a", "is not a flag"), (" ", "' ' is not a")])
 def test_what_is_no_flag_is_named(flags, said):
     with pytest.raises(UserError, match=rf"train\.xla_flags.*{said}.*give none, or flags"):
         named_flags(flags)

@@ -141,10 +141,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no names": (lambda folder: (folder / FILE_MANIFEST).write_text('{"a": 3}'), "files.json, is missing or unreadable"),
     "leads out": (lambda folder: rename_in_list(folder, "../../dev/zero"), "files.json, is missing or unreadable"),
     "from the root": (lambda folder: rename_in_list(folder, "/dev/zero"), "files.json, is missing or unreadable"),
-    "a pipe": (lambda folder: put_in_place(folder, os.mkfifo), "params/empty, which files.json lists, is no file of it"),
+    "a pipe": (lambda folder: put_in_place(folder, os.mkfifo), "params/empty, which files.json lists, is not a file of it"),
     "a link out": (
         lambda folder: put_in_place(folder, lambda path: path.symlink_to("/dev/zero")),
-        "params/empty, which files.json lists, is no file of it",
+        "params/empty, which files.json lists, is not a file of it",
     ),
     "a list that is a pipe": (
         lambda folder: ((folder / FILE_MANIFEST).unlink(), os.mkfifo(folder / FILE_MANIFEST)),

@@ -40,7 +40,7 @@ class WandbServer(ThreadingHTTPServer):
         self.runs: dict[str, UploadedRun] = {}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no error."""
+        """A client that was killed is not an error."""
 
     def take_stream(self, run_id: str, body: dict[str, Any]) -> dict[str, Any]:
         """Lines of files, each from an offset on: what lay there is replaced."""

@@ -94,7 +94,7 @@ class StoredCheckpoints:
         return steps
 
     def damaged(self) -> list[str]:
-        """What has been set aside: STEP, or STEP.NUMBER from the second time on."""
+        """The checkpoints that were set aside: STEP, or STEP.NUMBER from the second time on."""
         return names_in(self._aside)
 
     def existing_step(self, step: int | None) -> int:

@@ -121,10 +121,10 @@ def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
 
 
 def find_damage(folder: epath.Path) -> str | None:
-    """What is wrong with the listed files of `folder`, as half a line; None if nothing is.
+    """The damage of the listed files of `folder`, as half a line; None if there is none.
 
     Files that are not listed are ignored. Sizes are compared before anything is read. A listed name
-    that leads out of `folder`, or to something that is no file, is damage: nothing of it is opened.
+    that leads out of `folder`, or to what is not a file, is damage: nothing of it is opened.
     Raises UserError where a bucket is not for this login. Raises Unavailable where the storage does
     not answer, which says nothing of the files.
     """
@@ -140,7 +140,7 @@ def _damage(folder: epath.Path) -> str | None:
             if not exists(path):
                 return f"{name} is missing"
             if not _is_inside(path, folder):
-                return f"{name}, which {FILE_MANIFEST} lists, is no file of it"
+                return f"{name}, which {FILE_MANIFEST} lists, is not a file of it"
             if path.stat().length != entry["bytes"]:
                 return f"{name} has {path.stat().length} bytes instead of {entry['bytes']}"
         for name, entry in listed.items():
@@ -162,11 +162,11 @@ def _damage(folder: epath.Path) -> str | None:
 def _listed_files(path: epath.Path) -> Manifest:
     """The entries of a files.json; raises where it is none."""
     if not is_file(path):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     listed: Manifest = parse_object(whole_file(path), str(path))
     for name, entry in listed.items():
         if set(entry) != {"bytes", "sha256"} or any(part in ("", ".", "..") for part in name.split("/")):
-            raise ValueError(f"{name!r} is no name of a file in the checkpoint")
+            raise ValueError(f"{name!r} is not a name of a file in the checkpoint")
     return listed
 
 
