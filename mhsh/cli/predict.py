@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mhsh.cli.parser import Count, RunFolderArgument, StepFlag
-from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
+from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.glue import find_task, read_glue, write_submission
 from mhsh.data.squad import read_squad
 from mhsh.data.tables import Examples
@@ -91,31 +91,37 @@ def run(
     options = {name: value for name, value in flags.items() if value is not None}
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
-    _check(folder, config.model.objective, options, input)
+    _check(folder, config.model.objective, options, input, output)
     check_values(**options)
-    check_new_file("--output", output)
-    check_new_file("--details", details)
-    if details is not None and details == output:
-        raise UserError(f"--output and --details are both {output}; give each a file of its own")
-    if isinstance(config.data, ClassificationDataConfig | SpanDataConfig):
-        if input is None or output is None:
-            raise UserError(f"mhsh predict {folder} needs --input=FILE and --output=FILE; see mhsh predict --help")
-        if isinstance(config.data, ClassificationDataConfig):
-            _classify(run_folder, config, config.data, step, input, output)
-        else:
-            _answer(run_folder, config, config.data, step, input, output, **options)
+    if config.model.objective in TASKS:
+        _predict_task(run_folder, config, step, input, output, options)
         return 0
     write = {"translation": _translated, "clm": _written_on, "mlm": _filled}[config.model.objective]
-    written = write(folder, input, step, **options)
-    if output is None:
-        sys.stdout.buffer.write(written.encode())
-        sys.stdout.buffer.flush()
-    else:
-        write_new(output, written)
+    _emit(write(folder, input, step, **options), output)
     return 0
 
 
-def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None) -> None:
+def _emit(text: str, output: str | None) -> None:
+    if output is None:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    else:
+        write_new(output, text)
+
+
+def _predict_task(
+    folder: RunFolder, config: Config, step: int | None, source: str | None, output: str | None, options: Mapping[str, Any]
+) -> None:
+    """Writes the labels or the answers of a fine-tuned run."""
+    if source is None or output is None:
+        raise UserError(f"mhsh predict {folder.path} needs --input=FILE and --output=FILE; see mhsh predict --help")
+    if isinstance(config.data, ClassificationDataConfig):
+        _classify(folder, config, config.data, step, source, output)
+    elif isinstance(config.data, SpanDataConfig):
+        _answer(folder, config, config.data, step, source, output, **options)
+
+
+def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None, output: str | None) -> None:
     does, known = _KINDS[objective]
     for name in options:
         if name not in known:
@@ -123,6 +129,10 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
             raise UserError(f"--{flag} is for runs of model.objective = {others}; {folder} is one of {objective!r}, which {does}")
     if "text" in options and source is not None:
         raise UserError("--text and --input are both the text; give one of them")
+    if output is not None and options.get("details") == output:
+        raise UserError(f"--output and --details are both {output}; give each a file of its own")
+    for flag in ("output", "details"):
+        check_new_file(f"--{flag}", {"output": output, **options}.get(flag))
 
 
 def _translated(

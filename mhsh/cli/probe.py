@@ -26,7 +26,7 @@ from mhsh.storage.run_folder import RunFolder
 from mhsh.text import whole_numbers
 
 FORMAT = 1  # of the JSON
-PICTURES = ("png", "svg")
+PICTURES = (".png", ".svg")
 
 
 class Source(NamedTuple):
@@ -96,9 +96,8 @@ def run(
     _check(kind, folders, config, step)
     out = f"probe-{kind}.json" if out is None else out
     check_suffix("--out", out, "this is the JSON, and .md, .png and .svg are written beside it", ".json")
-    page, pictures = Path(out).with_suffix(".md"), {suffix: Path(out).with_suffix(f".{suffix}") for suffix in PICTURES}
-    for path in (out, page, *pictures.values()):
-        check_new_file("--out", path)
+    for suffix in (".json", ".md", *PICTURES):
+        check_new_file("--out", Path(out).with_suffix(suffix))
     from mhsh.training.environment import environment
 
     if kind == "amplification" and config is not None:
@@ -109,14 +108,19 @@ def run(
         )
         results = {"models": [_result(kind, source, options) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": {"rows": rows, **options}, **results}
-    write_new(out, json.dumps(document, indent=1) + "\n")
-    for suffix, path in pictures.items():
-        write_bytes(path, picture(document, suffix))
-    shown = tables(document)
-    write_bytes(page, to_markdown([], {pictures["png"].name: f"mhsh probe {kind}"}, shown, "written by mhsh probe"))
-    print_tables(shown)
-    print(f"\nWritten: {out} and {page.name}\nPictures: {', '.join(map(str, pictures.values()))}")
+    _write(document, Path(out))
     return 0
+
+
+def _write(document: dict[str, Any], out: Path) -> None:
+    """Writes the JSON, and the tables and pictures beside it, and prints the tables."""
+    write_new(out, json.dumps(document, indent=1) + "\n")
+    page, pictures, shown = out.with_suffix(".md"), [out.with_suffix(suffix) for suffix in PICTURES], tables(document)
+    for path in pictures:
+        write_bytes(path, picture(document, path.suffix[1:]))
+    write_bytes(page, to_markdown([], {pictures[0].name: f"mhsh probe {document['kind']}"}, shown, "written by mhsh probe"))
+    print_tables(shown)
+    print(f"\nWritten: {out} and {page.name}\nPictures: {', '.join(map(str, pictures))}")
 
 
 def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:

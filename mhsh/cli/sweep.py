@@ -94,13 +94,13 @@ def run(
     if refine and plan.choosing is None:
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
-    if plan.choosing is not None:
-        choices = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds).choices
-        trials = sum(len(choice.choosing) for choice in choices)
-        print(f"{trials} of them choose {plan.choosing.over}; the other seeds run at the chosen values")
     if dry_run:
         return 0
-    command = f"--add-seeds={add_seeds}" if add_seeds else "the plan"
+    return _train(folder, plan, f"--add-seeds={add_seeds}" if add_seeds else "the plan", parallel, retry, refine)
+
+
+def _train(folder: SweepFolder, plan: Plan, command: str, parallel: int, retry: bool, refine: bool) -> int:
+    """Trains the plan, and with `refine` what is added to it; returns the exit status."""
     while True:
         folder.open_for(plan, command)
         if retry:
@@ -291,6 +291,10 @@ def print_plan(plan: Plan, console: Console) -> None:
         table.add_row(*words, shape_name(model), widths, str(len(cells)), text.count(cost["parameters"]), *_sums(cells))
     table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
     console.print(table)
+    if plan.choosing is not None:
+        choices = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds).choices
+        trials = sum(len(choice.choosing) for choice in choices)
+        console.print(f"{trials} of them choose {plan.choosing.over}; the other seeds run at the chosen values", soft_wrap=True)
 
 
 def _sums(cells: Sequence[Cell]) -> list[str]:

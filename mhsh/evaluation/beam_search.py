@@ -73,16 +73,14 @@ def beam_search(
     The score is fairseq's and Marian's; the length counts the end mark. Of the 2 K best
     continuations, an end mark among the first K finishes its hypothesis, and the K best others live
     on (fairseq's rule). A sentence is done when K hypotheses are finished, or when no live one can
-    win any more: log-probabilities only fall, so that none can pass its own / limit **
-    length_penalty, which is exact for length_penalty >= 0. Of equal candidates the one of the
-    better parent and then of the lower token is taken.
+    win any more: none can pass its log-probability / limit ** length_penalty, if that is >= 0. Of
+    equal candidates the one of the better parent and then of the lower token is taken.
 
     The cache is never reordered: a mask tells `step` what each hypothesis reads of it ("cache
     indirection" in NVIDIA's FasterTransformer). `ancestry_mask[b, k, t, j]` is True where
     hypothesis k of sentence b descends from, or is, what was given to the step as hypothesis j at
     position t <= the current one. T is the length of the cache; it grows in `cache_buckets`, so
-    that short sentences do not read the room of long ones. The compiled program has a loop for each
-    bucket.
+    that short sentences do not read the room of long ones.
 
     Args:
       step: the model; it writes the given tokens into its cache, under k and at `position`, and
@@ -95,34 +93,55 @@ def beam_search(
       begin, end: the token ids of the marks.
       forbidden: ids that are never produced; their probability is not given to the others.
     """
-    batch_size, beam, max_length = limits.shape[0], num_hypotheses, cache_buckets[-1]
-    blank = jnp.zeros((batch_size, beam, max_length), jnp.int32)
-    exists = (jnp.arange(beam) == 0) & (limits > 0)[:, None]
+    batch_size, max_length = limits.shape[0], cache_buckets[-1]
+    blank = jnp.zeros((batch_size, num_hypotheses, max_length), jnp.int32)
+    exists = (jnp.arange(num_hypotheses) == 0) & (limits > 0)[:, None]
     nothing = jnp.full((batch_size,), -jnp.inf, jnp.float32)
     none = jnp.zeros((batch_size,), jnp.int32)
-    start = _State(
+    state = _State(
         jnp.zeros((), jnp.int32),
         _Live(blank, jnp.where(exists, 0.0, -jnp.inf).astype(jnp.float32), blank),
         Decoded(blank[:, 0], none, nothing),
         none,
         cache,
     )
+    search = _Search(step, limits, length_penalty, begin, end, forbidden)
+    for room in cache_buckets:
+        state = state._replace(cache=extend_cache(state.cache, room))
+        state = jax.lax.while_loop(
+            lambda state, room=room: (state.length < room) & jnp.any(state.live.logprobs > -jnp.inf),
+            functools.partial(search.advance, room),
+            state,
+        )
+    return state.best
 
-    def advance(room: int, state: _State) -> _State:
-        position = state.length
-        given, beam_slots = _given(state.live, position, begin)
-        logits, new_cache = step(given, position, _ancestry_mask(beam_slots[:, :, :room], position), state.cache)
-        candidates = _extend(state.live.logprobs, logits, forbidden)
+
+class _Search(NamedTuple):
+    """The arguments of `beam_search` that each of its steps reads."""
+
+    step: Step
+    limits: Int32[Array, " B"]
+    length_penalty: ArrayLike
+    begin: int
+    end: int
+    forbidden: Sequence[int]
+
+    def advance(self, room: int, state: _State) -> _State:
+        """The state one token later, in a cache with that room."""
+        position, beam, limits = state.length, state.live.logprobs.shape[1], self.limits
+        given, beam_slots = _given(state.live, position, self.begin)
+        logits, new_cache = self.step(given, position, _ancestry_mask(beam_slots[:, :, :room], position), state.cache)
+        candidates = _extend(state.live.logprobs, logits, self.forbidden)
         length = position + 1
         tokens = _descend(state.live.tokens, candidates.parents).at[:, :, position].set(candidates.tokens)
-        closed = (candidates.tokens == end) | (length >= limits)[:, None]
+        closed = (candidates.tokens == self.end) | (length >= limits)[:, None]
         closed &= (jnp.arange(2 * beam) < beam) & (candidates.logprobs > -jnp.inf)
-        best = _better(state.best, tokens, jnp.where(closed, candidates.logprobs, -jnp.inf), length, length_penalty)
+        best = _better(state.best, tokens, jnp.where(closed, candidates.logprobs, -jnp.inf), length, self.length_penalty)
         num_finished = state.num_finished + jnp.sum(closed, axis=1)
 
         # top_k keeps the order of equals.
-        logprobs, kept = jax.lax.top_k(jnp.where(candidates.tokens == end, -jnp.inf, candidates.logprobs), beam)
-        attainable = logprobs[:, 0] / limits.astype(jnp.float32) ** length_penalty
+        logprobs, kept = jax.lax.top_k(jnp.where(candidates.tokens == self.end, -jnp.inf, candidates.logprobs), beam)
+        attainable = logprobs[:, 0] / limits.astype(jnp.float32) ** self.length_penalty
         done = (length >= limits) | (num_finished >= beam) | (best.scores >= attainable)
         live = _Live(
             _descend(tokens, kept),
@@ -130,15 +149,6 @@ def beam_search(
             _descend(beam_slots, jnp.take_along_axis(candidates.parents, kept, axis=1)),
         )
         return _State(length, live, best, num_finished, new_cache)
-
-    def goes_on(room: int, state: _State) -> Bool[Array, ""]:
-        return (state.length < room) & jnp.any(state.live.logprobs > -jnp.inf)
-
-    state = start
-    for room in cache_buckets:
-        state = state._replace(cache=extend_cache(state.cache, room))
-        state = jax.lax.while_loop(functools.partial(goes_on, room), functools.partial(advance, room), state)
-    return state.best
 
 
 def _given(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
