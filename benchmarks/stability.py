@@ -3,11 +3,12 @@
   python -m benchmarks.stability runs/study/trained runs/study/decoder --losses=docs/study/runs.csv
 
 Prints the tables of docs/study/stability.md. The first has, for each sweep and shape, the highest
-rate at which all runs trained, and spikes of the loss (the rule of docs/reports.md) in the logged
-rows, with exact Poisson intervals. The second has the gradient's norm: each run's median, and its
-99 % quantile, over the rows after the first ten, and by how much the medians differ from the first
-shape's at equal rate and seed. The third has the groups in which a rate failed, of the runs of
-which only losses are kept. A run that went on from a shorter one counts by what it trained itself.
+rate at which all runs trained, how many failed, and spikes of the loss (the rule of
+docs/reports.md) in the logged rows, with exact Poisson intervals. The second has the gradient's
+norm: each run's median, and its 99 % quantile, over the rows after the first ten, and by how much
+the medians differ from the first shape's at equal rate and seed. The third has the groups in which
+a rate failed, of the runs of which only losses are kept. A run that went on from a shorter one
+counts by what it trained itself.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import chi2
 
-from mhsh.storage.outcome import LEFT, SPIKE_ROWS
+from mhsh.storage.outcome import LEFT, PLATEAU_MARGIN, SPIKE_ROWS
 from mhsh.sweep.folder import SweepFolder
 from mhsh.verdict.estimate import difference
 from mhsh.verdict.runs import Run, load_runs
 from mhsh.verdict.stability import spikes_of
 
+ROWS = 5  # whose mean loss says that a run has left the plateau
 SEEDS = 3  # in common, below which no norms are set beside each other
 
 
@@ -38,6 +40,7 @@ class Trained(NamedTuple):
 
     seed: int
     trained: bool
+    fell_back: bool  # it had left the plateau, and ended on it
     rows: int
     spikes: int
     norm: float  # the median
@@ -53,13 +56,15 @@ def main() -> None:
     parser.add_argument("--losses", type=Path)
     options = parser.parse_args()
     sweeps = {f"{sweep.name}, {scheme}": shapes for sweep in options.sweeps for scheme, shapes in by_scheme(sweep).items()}
-    print_head("sweep", "layers x heads", "highest rate that trains", "of", "logged rows", "spikes per 1,000")
+    print_head("sweep", "layers x heads", "highest rate that trains", "of", "failed", "logged rows", "spikes per 1,000")
     for name, steps in sweeps.items():
         for shape, rates in pooled(steps).items():
             highest, most = highest_rate({rate: all(run.trained for run in runs) for rate, runs in rates.items()})
             runs = [run for runs in rates.values() for run in runs]
             rows, spikes = sum(run.rows for run in runs), sum(run.spikes for run in runs)
-            print(f"| {name} | {shape} | {highest} | {most} | {rows:,} | {of_a_thousand(spikes, rows)} |")
+            failed = f"{sum(not run.trained for run in runs)} of {len(runs)}"
+            failed += f" ({fallen} fell back)" if (fallen := sum(run.fell_back for run in runs)) else ""
+            print(f"| {name} | {shape} | {highest} | {most} | {failed} | {rows:,} | {of_a_thousand(spikes, rows)} |")
     print_head("sweep", "steps", "layers x heads", "rate", "seeds", "median norm", "99 %", "ratio of medians")
     for name, steps in sweeps.items():
         for length, shapes in sorted(steps.items()):
@@ -97,7 +102,10 @@ def counted(run: Run) -> Trained:
     spikes = sum(step > after for step, _ in spikes_of(curve))
     rows = int(np.sum(curve.own_steps > after))
     norm, high = np.quantile(norms, (0.5, 0.99)) if len(norms) else (math.nan, math.nan)
-    return Trained(run.config.train.seed, run.outcome == LEFT, rows, spikes, float(norm), float(high))
+    left = (run.recorded_number("data", "unigram_entropy") or math.nan) - PLATEAU_MARGIN
+    had_left = bool(len(curve) >= ROWS and np.min(np.convolve(curve.loss, np.full(ROWS, 1 / ROWS), "valid")) < left)
+    trained = run.outcome == LEFT
+    return Trained(run.config.train.seed, trained, had_left and not trained, rows, spikes, float(norm), float(high))
 
 
 def pooled(steps: Mapping[int, Shapes]) -> Shapes:
