@@ -36,8 +36,8 @@ from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count
 from mhsh.verdict.estimate import Estimate, judge
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.fairness import treatment_of
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Change, Comparison, Finding, compare, judge_page
+from mhsh.verdict.treatment import treatment_of
 from mhsh.verdict.tuning import tune
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "launch/study"

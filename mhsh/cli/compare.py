@@ -149,8 +149,8 @@ def _make_run_report(question: Question) -> Report:
     # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
     from mhsh.verdict.experiment import load_experiment
-    from mhsh.verdict.fairness import treatment_of
     from mhsh.verdict.findings import compare, judge_page, margin_of
+    from mhsh.verdict.treatment import treatment_of
     from mhsh.verdict.tuning import tune_sections
 
     experiment = load_experiment(question.paths, question.with_pretraining)

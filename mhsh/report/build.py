@@ -40,10 +40,10 @@ from mhsh.report.tables import (
 )
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, format_recorded, numbered
-from mhsh.verdict import decision, experiment, fairness, findings, outcomes, tuning
+from mhsh.verdict import decision, fairness, findings, outcomes, tuning
 from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, half_interval
-from mhsh.verdict.experiment import Group
 from mhsh.verdict.findings import Comparison, Page
+from mhsh.verdict.groups import GROUP_RULE, OUTCOME_RULE, Group
 from mhsh.verdict.runs import Curve as LoggedCurve
 from mhsh.verdict.runs import Run
 from mhsh.verdict.stability import STABILITY_RULE
@@ -116,8 +116,8 @@ def _sections(comparisons: Sequence[Comparison]) -> list[Section]:
 def _rules(page: Page, margin: float) -> tuple[str, ...]:
     tuned = any(each.experiment.choices for each in page.comparisons)
     return (
-        experiment.GROUP_RULE,
-        experiment.OUTCOME_RULE,
+        GROUP_RULE,
+        OUTCOME_RULE,
         findings.FINDING_RULE,
         outcomes.MEASURE_RULE,
         outcomes.TARGET_RULE,

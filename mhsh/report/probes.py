@@ -17,7 +17,7 @@ from mhsh.report.figure_files import PAGE, add_legend, curve_style, figure_bytes
 from mhsh.report.report import Table
 from mhsh.report.terminal import UNBOUNDED, print_line, print_table
 from mhsh.verdict.estimate import estimate, half_interval
-from mhsh.verdict.experiment import seed_groups, without_seeds
+from mhsh.verdict.groups import seed_groups, without_seeds
 
 AUTHOR = "written by mhsh probe"
 

@@ -11,7 +11,6 @@ from mhsh.storage import outcome
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, Pooled
 from mhsh.verdict.estimate import MIN_SEEDS, TOO_FEW, Estimate, wilson
-from mhsh.verdict.experiment import DIVERGED, STUCK, Choice, Group, Member
 from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
     LEVEL,
@@ -22,6 +21,7 @@ from mhsh.verdict.findings import (
     Comparison,
     Finding,
 )
+from mhsh.verdict.groups import DIVERGED, STUCK, Choice, Group, Member
 
 MOST_WORDS = 25  # of a title
 _NOT_ENOUGH = " not enough to rule out chance"

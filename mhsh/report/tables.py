@@ -18,9 +18,9 @@ from mhsh.report.sentences import cautions, unbounded, what_decides
 from mhsh.sweep.axes import BUDGET, LEARNING_RATE
 from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, estimate, known_estimate
-from mhsh.verdict.experiment import TRAINED, Group, Member
 from mhsh.verdict.fairness import Effect, find_conditions
 from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, Comparison, Finding
+from mhsh.verdict.groups import TRAINED, Group, Member
 from mhsh.verdict.outcomes import Measure, Values, final_value
 from mhsh.verdict.stability import QUANTILES
 

@@ -26,10 +26,12 @@ from mhsh.verdict.estimate import (
     rank_sum,
     spreads,
 )
-from mhsh.verdict.experiment import Experiment, Group
-from mhsh.verdict.fairness import DEFAULT_TREATMENT, Fairness, fairness, other_unit, unequal_sections
+from mhsh.verdict.experiment import Experiment
+from mhsh.verdict.fairness import Fairness, fairness, other_unit, unequal_sections
+from mhsh.verdict.groups import Group
 from mhsh.verdict.outcomes import LOSS, Measured, cost_ratios, measure_all, sampling_error
 from mhsh.verdict.stability import Stability, stability
+from mhsh.verdict.treatment import DEFAULT_TREATMENT
 from mhsh.verdict.tuning import values_to_add
 
 # The verdicts on a group against the baseline.

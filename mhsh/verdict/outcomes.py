@@ -13,7 +13,8 @@ import numpy as np
 from mhsh.errors import UserError, closest
 from mhsh.storage.outcome import smoothed_final
 from mhsh.verdict.estimate import Estimate, Replicate, as_normal, estimate
-from mhsh.verdict.experiment import Experiment, Group
+from mhsh.verdict.experiment import Experiment
+from mhsh.verdict.groups import Group
 from mhsh.verdict.runs import AXES, Curve, Run
 
 LOSS = "loss"

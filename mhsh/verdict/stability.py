@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhsh.storage.outcome import SPIKE_ROWS, SPIKE_RULE, is_spike
-from mhsh.verdict.experiment import Group
+from mhsh.verdict.groups import Group
 from mhsh.verdict.runs import Curve
 
 QUANTILES = (0.5, 0.99, 1.0)

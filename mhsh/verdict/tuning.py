@@ -19,7 +19,8 @@ from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.sweep.folder import Choosing
 from mhsh.verdict.estimate import CONFIDENCE, Replicate
-from mhsh.verdict.experiment import Choice, Experiment, Group, Member, Optimum, names_of
+from mhsh.verdict.experiment import Experiment
+from mhsh.verdict.groups import Choice, Group, Member, Optimum, names_of
 from mhsh.verdict.outcomes import LOSS, Measure, find_measure
 
 # In octaves of the rate.

@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from mhsh.config.fields import Field, all_fields
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config
 from mhsh.report.sentences import fairness_words
-from mhsh.verdict.experiment import Group, Member
-from mhsh.verdict.fairness import CONDITION_RULE, DEFAULT_TREATMENT, Effect, Fairness, fairness, find_conditions, other_unit
+from mhsh.verdict.fairness import CONDITION_RULE, Effect, Fairness, fairness, find_conditions, other_unit
+from mhsh.verdict.groups import Group, Member
 from mhsh.verdict.runs import Ancestor, Run, load_runs
+from mhsh.verdict.treatment import DEFAULT_TREATMENT
 from tests.sweeps import VALIDATED_ALIKE
 
 # A field of the data section by each of the four kinds of data; the other sections once.

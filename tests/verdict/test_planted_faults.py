@@ -21,8 +21,8 @@ from scipy import stats
 
 from mhsh.verdict.estimate import WIDENING
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.fairness import treatment_of
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, TOO_FEW_SEEDS, UNMEASURED, UNTRAINED, Comparison, compare, judge_page
+from mhsh.verdict.treatment import treatment_of
 from tests.conftest import load_fields
 from tests.sweeps import write_sweep
 

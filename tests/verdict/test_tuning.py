@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mhsh.verdict.estimate import Replicate
-from mhsh.verdict.experiment import Optimum
+from mhsh.verdict.groups import Optimum
 from mhsh.verdict.tuning import find_optimum, rates_to_add
 
 RATES = (0.0005, 0.001, 0.002, 0.004, 0.008)

@@ -1,0 +1,297 @@
+"""The groups of runs that are compared: their members, what is known of them, and their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from mhsh.config.fields import flatten
+from mhsh.config.schema import Config
+from mhsh.config.shapes import shape_name
+from mhsh.storage import outcome
+from mhsh.sweep.axes import SEEDS, Value
+from mhsh.sweep.folder import FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState
+from mhsh.text import numbered, sanitize
+from mhsh.verdict.estimate import Replicate
+from mhsh.verdict.runs import Run
+
+TRAINED = "trained"
+STUCK = "on the unigram plateau"
+DIVERGED = "diverged"
+CUT = "without last rows"
+
+GROUP_RULE = (
+    "Runs are one group if their configs are equal in every field but the seeds, and the runs that they start from likewise. The "
+    "unit of replication is the pair of train.seed and data.seed: runs of one group whose curves are equal in every digit count as "
+    "one. A second run of the same config and seeds with another curve starts another group. Within a group data.seed is equal in "
+    "all runs or different in each; else the group is divided."
+)
+OUTCOME_RULE = (
+    "A run has trained if it made all its steps and left the unigram plateau, or if no entropy is recorded to judge by. "
+    f"{outcome.PLATEAU_RULE} A run that failed for another reason, is not finished, was lost (or its last rows) or was not named "
+    "says nothing about its config; it is counted as missing. "
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell of a sweep's plan."""
+
+    sweep: str  # the path of the sweep
+    config: Config
+    settings: Mapping[str, Value]  # without seeds
+    state: CellState
+    is_named: bool  # whether the whole sweep was named
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One run of a group, which a sweep may have planned."""
+
+    name: str  # of its run folder
+    config: Config
+    run: Run | None
+    named: bool  # False: its sweep planned it, and it was not named
+    cell: Cell | None = None  # None outside a sweep
+
+    @property
+    def replicate(self) -> Replicate:
+        """Its two seeds."""
+        return self.config.train.seed, self.config.data.seed
+
+    @functools.cached_property
+    def state(self) -> str:
+        """TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED, WAITING or CUT."""
+        kind, run = self.cell.state.kind if self.cell else FINISHED, self.run
+        if kind == GAVE_UP or (run is not None and run.recorded("outcome") == outcome.DIVERGED):
+            return DIVERGED
+        if kind != FINISHED:
+            return kind
+        if run is None or not run.has_logged:
+            return WAITING
+        status = run.recorded("status")
+        if status != "finished" and (run.end != self.config.train.num_steps or run.is_cut):
+            return RUNNING if status == "running" else STOPPED
+        if run.is_cut and run.outcome != outcome.DIVERGED:
+            return CUT
+        return {outcome.ON_PLATEAU: STUCK, outcome.DIVERGED: DIVERGED}.get(run.outcome, TRAINED)
+
+    @property
+    def trained(self) -> bool:
+        """Whether its loss counts."""
+        return self.named and self.state == TRAINED
+
+    @property
+    def untrained(self) -> bool:
+        """Whether it stayed on the plateau or diverged, named or not."""
+        return self.state in (STUCK, DIVERGED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The best rate of a grid. Losses are in the unit of those given."""
+
+    rate: float
+    loss: float  # mean over the choosing seeds
+    hidden: float  # how much lower it is between `rate` and its neighbours, by the OPTIMUM_RULE of tuning
+    hidden_error: float  # the standard error of that; inf if there is no bound
+    at_edge: bool  # no lower or no higher rate was tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How the value of one group was chosen."""
+
+    over: str  # the field's path
+    measure: str  # by which it was chosen, as in `validation loss`
+    measured: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by each value that was tried
+    optimum: Optimum | None  # None: at no value all choosing runs trained
+    trials: int  # choosing runs that have ended
+    choosing: tuple[str, ...]  # names of the choosing runs
+
+    @property
+    def highest(self) -> float | None:
+        """The highest value that was tried at which all choosing runs trained; None: none."""
+        every = {key for losses in self.measured.values() for key in losses}
+        return max((value for value, losses in self.measured.items() if losses.keys() >= every and losses), default=None)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all choosing runs have ended."""
+        return self.trials == len(self.choosing)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The runs of one config, one a replicate."""
+
+    name: str  # printable and unique, as in `24x1 admin`
+    config: Config  # of one of its runs
+    members: tuple[Member, ...]  # in the order of their replicates
+    cell: Cell | None = None  # of that run; None outside a sweep
+    choice: Choice | None = None  # None without --over
+
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """Its values on the axes of its sweep, without seeds; empty outside a sweep."""
+        return self.cell.settings if self.cell else {}
+
+    @property
+    def sweep(self) -> str:
+        """The path of its sweep; empty outside a sweep."""
+        return self.cell.sweep if self.cell else ""
+
+    @property
+    def hidden(self) -> tuple[float, float]:
+        """How much better its measure is at values between those tried, and the standard error."""
+        if self.choice is None:
+            return 0.0, 0.0
+        optimum = self.choice.optimum
+        return (optimum.hidden, optimum.hidden_error) if optimum else (0.0, math.inf)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that were named and have logged something."""
+        return list(self.by_replicate.values())
+
+    @property
+    def by_replicate(self) -> dict[Replicate, Run]:
+        """The runs that were named and have logged something, by their seeds."""
+        named = {member.replicate: member.run for member in self.members if member.named}
+        return {replicate: run for replicate, run in named.items() if run is not None and run.has_logged}
+
+    @property
+    def trained(self) -> list[Member]:
+        """The members whose losses count."""
+        return [member for member in self.members if member.trained]
+
+    @property
+    def untrained(self) -> list[Member]:
+        """The members that stayed on the plateau or diverged, whether they were named or not."""
+        return [member for member in self.members if member.untrained]
+
+    @property
+    def missing(self) -> list[Member]:
+        """The members that say nothing about their config, or were not named."""
+        return [member for member in self.members if not (member.trained or member.untrained)]
+
+
+def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
+    """The groups by GROUP_RULE, and a line for each run that another one equals."""
+    lines: list[str] = []
+    kept: list[tuple[Member, ...]] = []
+    several = other_files([member.run for member in members if member.run is not None])
+    keys = [(_key(member), tuple(sorted(several & _files(member.run))) if member.run else ()) for member in members]
+    for indices in seed_groups(keys, [member.config for member in members]):
+        seen: dict[bytes, Run] = {}
+        different = []
+        for member in (members[index] for index in indices):
+            curve = _curve_bytes(member.run)
+            first = seen.setdefault(curve, member.run) if member.run is not None and curve is not None else member.run
+            copied = next((each.run for each in different if _are_copies(each.run, member.run)), None)
+            if first is member.run and copied is not None and member.run is not None:
+                lines.append(f"{member.run.path}: its batches are those of {copied.path}, of another data seed; they count as one")
+            elif first is member.run:
+                different.append(member)
+            elif member.run is not None and first is not None:
+                lines.append(f"{member.run.path}: every digit of its curves equals {first.path}; they count as one run")
+        kept.append(tuple(sorted(different, key=lambda member: member.replicate)))
+    configs = [members[0].config for members in kept]
+    groups = zip(names_of(configs), configs, kept, (members[0].cell for members in kept), strict=True)
+    return tuple(Group(*group) for group in groups), lines
+
+
+def other_files(runs: Sequence[Run]) -> set[tuple[str, str, str]]:
+    """Field, name and SHA-256 of the entries of users' files that are different in two runs."""
+    used = set().union(*map(_files, runs))
+    counts = Counter((field, name) for field, name, _ in used)
+    return {entry for entry in used if counts[entry[:2]] > 1}
+
+
+def _files(run: Run) -> set[tuple[str, str, str]]:
+    return {(entry["field"], entry["name"], entry["sha256"]) for entry in run.record.get("entries", [])}
+
+
+def _key(member: Member) -> Hashable:
+    """What is equal in a group: the configs of the run and of those that it started from, without
+    seeds. Outside a sweep, the folder that it started from does not matter: every seed may have its
+    own.
+    """
+    parents = member.run.lineage if member.run and member.cell is None else ()
+    if not parents:
+        return (member.cell.sweep if member.cell else "", without_seeds(member.config))
+    phases = [(member.config, member.config.train.num_steps), *((parent.config, parent.step) for parent in parents)]
+    return tuple(
+        replace(each, train=replace(each.train, start_from="", num_steps=steps))
+        for each, steps in ((without_seeds(config), steps) for config, steps in phases)
+    )
+
+
+def seed_groups(alike: Sequence[Hashable], configs: Sequence[Config]) -> list[list[int]]:
+    """The indices of the runs by GROUP_RULE, in the order of each group's first run.
+
+    Args:
+      alike: of each run, what is equal in a group, without seeds.
+      configs: of each run, for its seeds.
+    """
+    # The first runs of each config and seed apart from the second ones.
+    rounds: dict[Hashable, list[int]] = {}
+    seen: Counter[Hashable] = Counter()
+    for index, (key, config) in enumerate(zip(alike, configs, strict=True)):
+        seeds = (key, config.train.seed, config.data.seed)
+        rounds.setdefault((key, seen[seeds]), []).append(index)
+        seen[seeds] += 1
+    groups: list[list[int]] = []
+    for indices in rounds.values():
+        by_data_seed: dict[int, list[int]] = {}
+        for index in indices:
+            by_data_seed.setdefault(configs[index].data.seed, []).append(index)
+        train_seeds = {configs[index].train.seed for index in indices}
+        groups += [indices] if len(by_data_seed) == len(train_seeds) == len(indices) else by_data_seed.values()
+    return sorted(groups)
+
+
+def without_seeds(config: Config) -> Config:
+    """The config with both seeds 0."""
+    return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
+
+
+def _curve_bytes(run: Run | None) -> bytes | None:
+    """The steps and losses of a run; None if fewer than two losses are finite: these may be equal
+    by chance.
+    """
+    curves = run.curves.values() if run is not None else ()
+    if sum(int(np.isfinite(curve.loss).sum()) for curve in curves) < 2:
+        return None
+    return b"|".join(values.tobytes() for curve in curves for values in (curve.x["step"], curve.loss))
+
+
+def _are_copies(one: Run | None, other: Run | None) -> bool:
+    """Whether two runs of different data seeds have equal batches at the steps that both logged:
+    one is a copy of the other, with its seed edited.
+    """
+    if one is None or other is None or one.config.data.seed == other.config.data.seed:
+        return False
+    both, ours, theirs = np.intersect1d(one.batches["step"], other.batches["step"], return_indices=True)
+    return len(both) > 1 and bool((one.batches["checksum"][ours] == other.batches["checksum"][theirs]).all())
+
+
+def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str]:
+    """A name for each group by its config: `24x1 admin` or `6-6x8 post_ln`, with the fields in
+    which groups of that name differ, but for those of `without`; else with a number.
+    """
+    bases = [f"{shape_name(config.model)} {config.model.residual}" for config in configs]
+    flat = [flatten(config) for config in configs]
+    names = []
+    for base, own in zip(bases, flat, strict=True):
+        alike = [each for name, each in zip(bases, flat, strict=True) if name == base]
+        fields = [field for field in own if field not in (*without, *SEEDS)]
+        differing = [field for field in fields if any(each.get(field) != own[field] for each in alike)]
+        names.append(sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)])))
+    return numbered(names)

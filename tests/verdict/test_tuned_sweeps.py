@@ -1,0 +1,186 @@
+"""Each shape at its own best value, and sweeps judged as they were planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhsh.errors import UserError
+from mhsh.report.sentences import sentences, title
+from mhsh.sweep.folder import Choosing, SweepFolder
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, Comparison, compare, judge_page, margin_of
+from mhsh.verdict.groups import Group
+from mhsh.verdict.outcomes import LOSS
+from mhsh.verdict.tuning import tune_sections
+from tests.conftest import load_fields
+from tests.judging import DEEP, NAN, SHALLOW, difference, edit_last_row, heads, judge, verdicts
+from tests.sweeps import write_sweep
+
+RATES = ["lr=1e-3,2e-3,4e-3,8e-3", "heads_per_layer=8,1", "seed=0,1,2,3,4"]
+
+
+def rates(path: Path, loss: Callable[[int, float, int], float]) -> Path:
+    ends = {
+        f"learning_rate-{rate}_heads_per_layer-{heads}_seed-{seed}": loss(heads, rate, seed)
+        for rate in (0.001, 0.002, 0.004, 0.008)
+        for heads in (8, 1)
+        for seed in range(5)
+    }
+    return write_sweep(path, load_fields("evidence", "heads"), RATES, ends).path
+
+
+def best_rate(group: Group) -> float | None:
+    return group.choice.optimum.rate if group.choice and group.choice.optimum else None
+
+
+def test_each_shape_at_its_own_best_rate(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        best = 0.002 if heads == 1 else 0.004
+        noise = 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / best) ** 2 + noise
+
+    comparison = judge([rates(tmp_path / "s", loss)], over="lr")
+    assert [best_rate(group) for group in comparison.experiment.groups] == [0.004, 0.002]
+    assert [len(group.members) for group in comparison.experiment.groups] == [3, 3]
+    assert verdicts(comparison) == [None, HIGHER]
+    said = list(sentences(comparison))
+    assert "The best learning_rate of 24x1 admin is 0.002, of 0.001 to 0.008 (8 trials)." in said
+    assert "24x1 admin: A fair comparison" in "".join(said), said
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_is_no_verdict_against_the_shape(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        slope = -0.3 if heads == 1 else 0.2  # the deep shape still gains at the highest rate
+        return 2.0 + 0.5 * (heads == 1) + slope * math.log2(rate / 0.001) / 3 + 0.003 * math.sin(7 * seed + 999 * rate + heads)
+
+    comparison = judge([rates(tmp_path / "s", loss)], over="lr")
+    assert verdicts(comparison) == [None, LEVEL]
+    assert any("at the edge of those tried" in sentence for sentence in sentences(comparison))
+
+
+def test_a_measure_is_chosen_by_and_hides_in_its_own_unit(tmp_path):
+    """Accuracy is best at 2e-3, and loss at 4e-3; more is better, and the grid hides little."""
+
+    def loss(heads: int, rate: float, seed: int) -> float:
+        return 2.0 + 0.1 * (heads == 1) + math.log2(rate / 0.004) ** 2 / 9 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    def accuracy(heads: int, rate: float, seed: int) -> float:
+        return 0.5 - 0.01 * (heads == 1) - 0.002 * math.log2(rate / 0.002) ** 2 + 0.0005 * math.sin(5 * seed + 700 * rate + heads)
+
+    sweep = rates(tmp_path / "s", loss)
+    for grouped in (8, 1):
+        for rate in (0.001, 0.002, 0.004, 0.008):
+            for seed in range(5):
+                run = sweep / "runs" / f"learning_rate-{rate}_heads_per_layer-{grouped}_seed-{seed}"
+                edit_last_row(run, accuracy=accuracy(grouped, rate, seed))
+    (comparison,) = compared([sweep], over="lr", measure="accuracy")
+    groups = comparison.experiment.groups
+    assert [best_rate(group) for group in groups] == [0.002, 0.002]
+    assert all(0 < hidden < 0.003 and error < 0.003 for hidden, error in (group.hidden for group in groups))  # nats would be 0.03
+    assert verdicts(comparison) == [None, LOWER]
+    low, high = difference(comparison).low, difference(comparison).high
+    assert low == pytest.approx(difference(comparison).mean - (high - difference(comparison).mean), abs=0.003) and low > -0.03
+    # The deep shape may be better by what its grid hides, which is higher.
+    silent = dataclasses.replace(groups[0], choice=None)
+    alone, plain = (
+        compare(dataclasses.replace(comparison.experiment, groups=(silent, deep)), "accuracy")
+        for deep in (groups[1], dataclasses.replace(groups[1], choice=None))
+    )
+    assert difference(alone).high - difference(plain).high > groups[1].hidden[0] > difference(alone).low - difference(plain).low
+    assert any(" by validation accuracy (" in sentence for sentence in sentences(comparison))
+
+
+def compared(paths: Sequence[Path], by: Sequence[str] = (), measure: str = LOSS, **asked: Any) -> list[Comparison]:
+    sections = tune_sections(load_experiment(paths), by, measure=measure, **asked)
+    return judge_page([compare(section, measure, section=words) for words, section in sections.items()])[0]
+
+
+def test_a_sweep_is_judged_as_it_was_planned(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / 0.003) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    sweep = SweepFolder(rates(tmp_path / "s", loss))
+    assert len(compared([sweep.path])[0].experiment.groups) == 8
+    sweep.open_for(dataclasses.replace(sweep.read_plan(), choosing=Choosing("lr", 1)))
+    for asked, seeds in (({}, 4), ({"over": "optimizer.learning_rate"}, 4), ({"over": "lr", "choosing": 3}, 2)):
+        (comparison,) = compared([sweep.path], **asked)
+        assert [len(group.members) for group in comparison.experiment.groups] == [seeds, seeds]
+    assert len(compared([sweep.path], over="none")[0].experiment.groups) == 8
+    assert [len(each.experiment.groups) for each in compared([sweep.path], by=["lr"])] == [4, 4]
+
+
+def test_a_margin_and_pooling_are_as_planned(tmp_path):
+    sweeps = [SweepFolder(heads(tmp_path / name, SHALLOW, DEEP)) for name in ("a", "b", "c")]
+    plans = [dataclasses.replace(sweep.read_plan(), margin=0.02, pooled=True) for sweep in sweeps]
+    for sweep, plan in zip(sweeps, plans, strict=True):
+        with pytest.raises(UserError, match=r"was planned with no --margin, and how a sweep is judged is not changed"):
+            sweep.open_for(plan)  # the runs are there
+        (sweep.path / "plan.json").unlink()
+        for name in ("ends", "logs", "runs"):
+            shutil.move(sweep.path / name, tmp_path / name)
+        sweep.open_for(plan)
+        for name in ("ends", "logs", "runs"):
+            shutil.rmtree(sweep.path / name)
+            shutil.move(tmp_path / name, sweep.path / name)
+    experiment = load_experiment([sweep.path for sweep in sweeps])
+    assert margin_of(experiment) == 0.02 and margin_of(experiment, 0.1) == 0.1
+    sections = experiment.sections()
+    page = judge_page([compare(section, section=words) for words, section in sections.items()], 0.02)
+    assert [finding.decision.words for each in page.comparisons for finding in each.findings if finding and finding.decision] == [
+        HIGHER
+    ] * 3
+    (pooled,) = page.pooled
+    assert (pooled.planned, pooled.same_sign, pooled.pairs, pooled.sections) == (True, 15, 15, ("a", "b", "c"))
+    assert pooled.estimate.mean == pytest.approx(0.0496) and pooled.between == 0
+
+
+def test_a_sweep_of_one_rate_among_several_has_no_bound(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / 0.003) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    several, one = rates(tmp_path / "several", loss), heads(tmp_path / "one", SHALLOW, DEEP)
+    first, second = compared([several, one], over="lr")
+    assert verdicts(first) == [None, HIGHER] and verdicts(second) == [None, LEVEL]
+    assert any("is at the edge of those tried" in sentence for sentence in sentences(second))
+    with pytest.raises(UserError, match=r"^one: --choosing-seeds=5 must be from 1 to 4"):
+        compared([one, several], over="lr", choosing=5)
+    with pytest.raises(UserError, match=r"no two groups differ in optimizer.learning_rate alone"):
+        compared([one], over="lr")
+
+
+@pytest.mark.parametrize("last", [0.001, 0.008])
+def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
+    """Losses are best next to the edge; nothing bounds them where the edge has not run."""
+
+    def loss(heads: int, rate: float, seed: int) -> float:
+        best = 0.002 if last == 0.001 else 0.004
+        return 2.0 + 0.1 * math.log2(rate / best) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    sweep = rates(tmp_path / "s", loss)
+    assert all(math.isfinite(group.hidden[1]) for group in judge([sweep], over="lr").experiment.groups)
+    for seed in range(5):
+        shutil.rmtree(sweep / "runs" / f"learning_rate-{last}_heads_per_layer-1_seed-{seed}")
+    comparison = judge([sweep], over="lr")
+    assert [math.isinf(group.hidden[1]) for group in comparison.experiment.groups] == [False, True]
+    assert any("24x1 admin: its best learning_rate is at the edge" in sentence for sentence in sentences(comparison))
+
+
+def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
+    def loss(heads: int, rate: float, seed: int) -> float:
+        if heads == 1 and rate == 0.004 and seed == 1:
+            return NAN
+        return 2.0 + 0.2 * math.log2(rate / 0.004) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    assert best_rate(judge([rates(tmp_path / "s", loss)], over="lr").experiment.groups[1]) not in (None, 0.004)
+
+
+def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
+    comparison = judge([rates(tmp_path / "s", lambda heads, rate, seed: NAN if heads == 1 else 2.0 + rate + seed / 99)], over="lr")
+    assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
