@@ -82,7 +82,7 @@
       label.append(box, " ");
     }
     Object.assign(sign, { className: "sign", textContent: unequal ? "\u2260 " : "" });
-    label.append(report.swatch(style), sign, short(name, 32));
+    label.append(report.swatch(style), sign, name);
     return label;
   }
 
