@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SCRIPT = Path(sys.argv[0])
 TOGETHER = ("train", "work")  # what several processes of mhsh do together; all else is done by one
@@ -25,6 +25,17 @@ def refuse_credentials(arguments: list[str]) -> None:
             fail(f"{name} looks like a credential, which others could read; use a service account or a secret store instead")
         if re.search(r"://[^/@]+:[^/@]+@", argument):
             fail("an address with a password in it is among the arguments; use a service account or a secret store instead")
+
+
+def matching(pattern: str, meaning: str, make: Any = str) -> Any:
+    """The type of an argument that is such a text."""
+
+    def check(text: str) -> Any:
+        if not re.fullmatch(pattern, text):
+            raise argparse.ArgumentTypeError(f"{text!a} must be {meaning}")
+        return make(text)
+
+    return check
 
 
 class Parser(argparse.ArgumentParser):

@@ -19,7 +19,6 @@ from mhsh.configs import shipped_name, take_config
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
 from mhsh.sweep.folder import SweepFolder
-from mhsh.training.memory import choose_remat, does_not_fit
 from mhsh.training.plan import Devices, plan_run
 
 # An accelerator type's first part: the chip, and how many of the number's units a chip has. The
@@ -58,12 +57,11 @@ def fit(config: Config, chip: Chip, num_chips: int, num_slices: int = 1) -> str:
     Raises:
       UserError: it fits under none, or the mesh or the batch does not divide over the chips.
     """
-    plan = plan_run(config, Devices(num_chips, num_slices, "tpu", chip.hbm_bytes))
     # Nobody pays for a slice to learn that the compiler needs no less than is counted.
-    choice = plan.remat or choose_remat(plan.config, plan.mesh_shape, chip.hbm_bytes, "tpu")
-    if choice.needed_bytes > choice.device_bytes:
-        raise UserError(f"{num_chips} chips: {does_not_fit(plan.config, plan.mesh_shape, chip.hbm_bytes, 'tpu')}")
-    return f"{num_chips} x {chip.device_kind}, {choice}"
+    plan = plan_run(config, Devices(num_chips, num_slices, "tpu", chip.hbm_bytes)).counted()
+    if plan.refusal:
+        raise UserError(f"{num_chips} chips: {plan.refusal}")
+    return f"{num_chips} x {chip.device_kind}, {plan.remat}"
 
 
 def data_problems(config: Config) -> Iterator[str]:

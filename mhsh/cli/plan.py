@@ -32,6 +32,7 @@ def run(
     hbm: Positive | None = None,
     chips: tuple[str, ...] = (),
     price: tuple[str, ...] = (),
+    max_hours: Positive | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """What runs of some configs will be and cost, side by side: parameters, FLOPs, memory.
@@ -47,6 +48,7 @@ def run(
       chips: KIND:N,... estimate the time on N of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200
         or gb200
       price: KIND:DOLLARS of a chip-hour; adds what the run costs on those chips
+      max_hours: whether the run ends within so many hours of --chips; its price is that of no more
       as_json: print one JSON object
     """
     from mhsh.planning.compiled import measure, parse_topology
@@ -56,6 +58,8 @@ def run(
     if num_slices > 1 and topology is None:
         raise UserError("--num-slices goes with --topology, the layout of a slice")
     configs: dict[str, Config] = dict(config)
+    if max_hours and not chips:
+        raise UserError("--max-hours goes with --chips, whose time it bounds")
     hbm_bytes = round(hbm * GIB) if hbm else None
     target = parse_topology(topology, num_slices) if topology else None
     counts = [(kind, number) for text in chips for kind, number in _chips(text, CHIPS)]
@@ -63,8 +67,10 @@ def run(
 
     def time(config: Config, kind: str, number: int) -> dict[str, Any]:
         estimate = step_time(config, CHIPS[kind], number)
-        cost = {"dollars": tuple(prices[kind] * hours for hours in estimate.chip_hours)} if kind in prices else {}
-        return estimate._asdict() | cost
+        within = {"within": _within(estimate.run_hours, max_hours)} if max_hours else {}
+        hours = [min(each, number * (max_hours or each)) for each in estimate.chip_hours]
+        cost = {"dollars": tuple(prices[kind] * each for each in hours)} if kind in prices else {}
+        return estimate._asdict() | within | cost
 
     # First, for they are refused at once.
     times = {name: {f"{number} {kind}": time(one, kind, number) for kind, number in counts} for name, one in configs.items()}
@@ -100,6 +106,11 @@ def _price(text: str, kinds: Collection[str]) -> tuple[str, float]:
     if not re.fullmatch(r"\d+(\.\d+)?", dollars) or float(dollars) == 0:
         raise UserError(f"--price={text}: {dollars!r} is not a price of a chip-hour; allowed: a number above 0, as in {kind}:2.5")
     return kind, float(dollars)
+
+
+def _within(hours: Sequence[float], most: float) -> str:
+    answer = "yes" if hours[1] <= most else "no" if hours[0] > most else "perhaps"
+    return f"{answer}, of {most:g} hours"
 
 
 def _print(plans: Mapping[str, dict[str, Any]]) -> None:

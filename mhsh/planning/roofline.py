@@ -20,10 +20,11 @@ from mhsh.config.schema import Config, MeshConfig
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.memory import choose_remat, footprint, saved_activations, update_bytes, with_policy
-from mhsh.training.mesh import make_mesh, mesh_shape
+from mhsh.training.memory import footprint, saved_activations, update_bytes, with_policy
+from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import axis_rules, check_divisibility, shapes_of
+from mhsh.training.plan import Devices, plan_run
+from mhsh.training.sharding import axis_rules, shapes_of
 from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import run_inputs, train_step
 
@@ -109,7 +110,7 @@ CHIPS = {
 PRODUCT_EFFICIENCY = {"tpu": (0.75, 0.75), "gpu": (0.4, 0.75)}
 # Times that an array of the plain backward pass goes through main memory, at most: 4.5 in the
 # programs that the compiler makes for a v5p, 0.5 to 3 in those for the other TPUs, 10 to 13 in
-# those for an H100 (docs/plan.md).
+# those for an H100.
 PASSES = {"tpu": 4.5, "gpu": 14.0}
 # How much longer a device sends, at most, than over all its links at once: the axes of a small TPU
 # slice do not close to rings, and a collective may take one of them after the other.
@@ -161,12 +162,12 @@ def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
     sums of activations are not estimated.
     """
     num_devices = num_chips * chip.of_chip
-    shape = mesh_shape(config, num_devices, math.ceil(num_devices / chip.domain))
-    check_divisibility(config, shape)
+    plan = plan_run(config, Devices(num_devices, math.ceil(num_devices / chip.domain), chip.platform, chip.hbm_bytes))
+    shape = plan.mesh_shape
     if shape["tensor"] > 1:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
-    choice = choose_remat(config, shape, chip.hbm_bytes, chip.platform)
-    config = with_policy(config, choice.policy)
+    config, *_, choice, refusal = plan.counted()
+    assert choice is not None
     slow, fast = PRODUCT_EFFICIENCY[chip.platform]
     at_peak = product_flops(config, shape) / chip.peak_flops
     products = Range(at_peak / fast, at_peak / slow)
@@ -184,7 +185,7 @@ def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
         rows=config.train.batch_size // num_devices,
         remat_policy=choice.policy,
         needed_bytes=choice.needed_bytes,
-        fits=choice.needed_bytes <= chip.hbm_bytes,
+        fits=refusal is None,
         products_seconds=products,
         memory_seconds=memory,
         network_seconds=network,

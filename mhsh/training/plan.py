@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,8 +33,18 @@ class RunPlan(NamedTuple):
     config: Config  # with the remat policy that was chosen
     mesh_shape: dict[str, int]
     mesh_choice: MeshChoice | None  # None: the config leaves none
+    devices: Devices
     remat: RematChoice | None  # None: the config names a policy
     refusal: str | None  # why a step cannot fit; None where it may
+
+    def counted(self) -> RunPlan:
+        """The same plan, where the activations of a policy that the config names count, too. That
+        takes a second or two, and the compiler may need less.
+        """
+        if self.remat is not None:
+            return self
+        choice = choose_remat(self.config, self.mesh_shape, self.devices.bytes or 0, self.devices.platform)
+        return self._replace(remat=choice, refusal=_refusal(self.config, self.mesh_shape, self.devices, choice.needed_bytes))
 
 
 def plan_run(config: Config, devices: Devices | None = None) -> RunPlan:
@@ -52,8 +62,12 @@ def plan_run(config: Config, devices: Devices | None = None) -> RunPlan:
     if config.model.remat_policy == "auto":
         choice = choose_remat(config, shape, devices.bytes or 0, devices.platform)
         config = with_policy(config, choice.policy)
-    refusal = None
-    if devices.bytes is not None:
-        needed = choice.needed_bytes if choice else state_footprint(config, shape).total
-        refusal = does_not_fit(config, shape, devices.bytes, devices.platform) if needed > devices.bytes else None
-    return RunPlan(config, shape, choose_mesh(config, devices.count, devices.slices), choice, refusal)
+    needed = choice.needed_bytes if choice else state_footprint(config, shape).total
+    mesh = choose_mesh(config, devices.count, devices.slices)
+    return RunPlan(config, shape, mesh, devices, choice, _refusal(config, shape, devices, needed))
+
+
+def _refusal(config: Config, shape: Mapping[str, int], devices: Devices, needed: int) -> str | None:
+    if devices.bytes is None or needed <= devices.bytes:
+        return None
+    return does_not_fit(config, shape, devices.bytes, devices.platform)

@@ -95,6 +95,21 @@ def test_time_in_words_and_as_json(capsys):
     assert told["assumptions"]
 
 
+def test_hours_bound_the_price(capsys):
+    """A run that ends in time costs what it costs, all others as much as the hours."""
+    arguments = ["plan", "--config=bert:2l8h", "--chips=v5p:2", "--price=v5p:4", "--json"]
+    assert main(["plan", "--config=bert:2l8h", "--max-hours=1"]) == 2
+    assert "--max-hours goes with --chips" in capsys.readouterr().err
+    assert main(arguments) == 0
+    whole = json.loads(capsys.readouterr().out)["configs"]["bert:2l8h"]["time"]["2 v5p"]
+    low, high = whole["run_hours"]
+    for hours, answer in ((2 * high, "yes"), ((low + high) / 2, "perhaps"), (low / 2, "no")):
+        assert main([*arguments, f"--max-hours={hours}"]) == 0
+        time = json.loads(capsys.readouterr().out)["configs"]["bert:2l8h"]["time"]["2 v5p"]
+        assert time["within"] == f"{answer}, of {hours:g} hours"
+        assert time["dollars"] == pytest.approx([4 * 2 * min(each, hours) for each in (low, high)])
+
+
 @pytest.mark.parametrize(
     ("price", "message"),
     [("h100:2", "'h100' is not in --chips; allowed: v5p"), ("v5p:0", "allowed: a number above 0"), ("v5p", "'' is not a price")],

@@ -29,11 +29,12 @@ from typing import Any, NoReturn
 COMING = ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
 FLAGS = {
     "list": ["--format"],
-    "create": ["--accelerator-type", "--runtime-version", "--node-id", "--node-count", "--node-prefix", "--network"],
+    "create": ["--accelerator-type", "--runtime-version", "--node-id", "--node-count", "--node-prefix", "--network"]
+    + ["--provisioning-model", "--max-run-duration", "--valid-until-duration"],
     "delete": [],
     "describe": [],
-    "ssh": ["--node", "--worker", "--command"],
-    "scp": ["--node", "--worker"],
+    "ssh": ["--node", "--worker", "--command", "--ssh-flag"],
+    "scp": ["--node", "--worker", "--scp-flag"],
 }
 SWITCHES = {"create": ["--spot"], "delete": ["--force"], "ssh": ["--internal-ip", "--tunnel-through-iap"]}
 SWITCHES["scp"] = SWITCHES["ssh"]
@@ -46,7 +47,7 @@ class Cloud:
         self.folder = folder
 
     def knob(self, name: str) -> Path:
-        """A file by which a test says what goes wrong: down, failing, broken, cut."""
+        """A file by which a test says what goes wrong: down, failing, broken, cut, silent, full."""
         return self.folder / f"{name}.knob"
 
     def takes(self, name: str) -> bool:
@@ -125,8 +126,12 @@ def create(cloud: Cloud, name: str, options: argparse.Namespace) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    states = ["FAILED"] if cloud.takes("failing") else COMING
-    cloud.write(name, dict(states=states, node_state="READY", nodes=nodes, hosts=hosts, homes=list(map(str, homes)), port=port))
+    states = ["FAILED"] if cloud.takes("failing") else COMING[: 1 if cloud.takes("full") else 3]
+    node = {"acceleratorType": options.accelerator_type, "runtimeVersion": options.runtime_version}
+    several = {"multisliceParams": {"nodeCount": len(nodes)}} if options.node_count else {}
+    shown = {"tpu": {"nodeSpec": [{"node": node} | several]}} | ({"spot": {}} if options.spot else {})
+    request = dict(states=states, node_state="READY", nodes=nodes, hosts=hosts, homes=list(map(str, homes)), port=port)
+    cloud.write(name, request | {"shown": shown})
 
 
 def delete(cloud: Cloud, name: str, options: argparse.Namespace) -> None:
@@ -138,18 +143,20 @@ def delete(cloud: Cloud, name: str, options: argparse.Namespace) -> None:
 
 
 def show(cloud: Cloud, of: str) -> None:
-    """The rows of a list; a look at the requests moves them on."""
+    """A list, as JSON; a look at the requests moves them on."""
+    rows: list[dict[str, Any]] = []
     for path in sorted(cloud.folder.glob("*.json")):
         request = cloud.request(path.stem)
         assert request is not None
         if of == "tpu-vm":
-            there = request["states"][0] in ("ACTIVE", "SUSPENDING")
-            for node in request["nodes"] if there else ():
-                print(f"projects/p/locations/z/nodes/{node}\t{request['node_state']}")
+            there = request["nodes"] if request["states"][0] in ("ACTIVE", "SUSPENDING") else ()
+            rows += [{"name": f"projects/p/locations/z/nodes/{node}", "state": request["node_state"]} for node in there]
         else:
-            print(f"projects/p/locations/z/queuedResources/{path.stem}\t{request['states'][0]}")
+            name = f"projects/p/locations/z/queuedResources/{path.stem}"
+            rows.append(request["shown"] | {"name": name, "state": {"state": request["states"][0]}})
             request["states"] = request["states"][1:] or request["states"]
             cloud.write(path.stem, request)
+    print(json.dumps(rows))
 
 
 def workers(cloud: Cloud, name: str, options: argparse.Namespace) -> list[tuple[Path, dict[str, str]]]:
@@ -182,6 +189,8 @@ def ssh(cloud: Cloud, name: str, options: argparse.Namespace) -> int:
     chosen = workers(cloud, name, options)
     if " follow " in options.command and cloud.takes("cut"):
         return cut_short(chosen[0], options.command)
+    if " follow " in options.command and cloud.takes("silent"):
+        time.sleep(600)  # a connection that is half open
     with ThreadPoolExecutor() as pool:
         statuses = list(pool.map(run, chosen))
     return next((status for status in statuses if status), 0)
@@ -223,7 +232,7 @@ def make_environment(home: Path, archive: Path) -> None:
 
 def main() -> int:
     cloud = Cloud(Path(os.environ["CLOUD"]))
-    of, call, *given = sys.argv[3:]
+    alpha, of, call, *given = [sys.argv[1] == "alpha", *sys.argv[sys.argv.index("tpus") + 1 :]]
     with open(cloud.folder / "calls", "a", encoding="utf-8") as calls:
         calls.write(json.dumps([of, call, *given]) + "\n")
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -233,6 +242,8 @@ def main() -> int:
     for flag in ["--quiet", *SWITCHES.get(call, [])]:
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args(given)  # unknown flags: exit status 2, as of gcloud
+    if call == "create" and options.provisioning_model and not alpha:
+        error("unrecognized arguments: --provisioning-model")
     if cloud.takes("down"):
         error("There was a problem refreshing your current auth tokens")
     if call == "list":

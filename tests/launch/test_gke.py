@@ -4,8 +4,10 @@ Kubernetes would read its arguments.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -36,15 +38,28 @@ COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 POSITIVE: dict[str, Any] = {"type": "integer", "minimum": 1}
 FLAG: dict[str, Any] = {"type": "boolean"}
 MAP: dict[str, Any] = {"type": "object", "additionalProperties": TEXT}
+MOUNTS = each(fields("name mountPath", name=NAME, mountPath={"type": "string", "pattern": "^/"}))
+ENV = each(fields("name value", name=TEXT, value=TEXT))
 CONTAINER = fields(
     "name image",
     name=NAME,
     image=TEXT,
     command=each(TEXT),
     args=each(TEXT),
+    env=ENV,
     envFrom=each(fields("secretRef", secretRef=fields("name", name=NAME))),
     resources=fields("limits", limits={"type": "object", "additionalProperties": POSITIVE, "minProperties": 1}),
-    volumeMounts=each(fields("name mountPath", name=NAME, mountPath={"type": "string", "pattern": "^/"})),
+    volumeMounts=MOUNTS,
+)
+SIDECAR = fields(
+    "name image restartPolicy command",
+    name=NAME,
+    image=TEXT,
+    command=each(TEXT),
+    restartPolicy={"const": "Always"},  # otherwise mhsh would wait for its end
+    env=ENV,
+    securityContext=fields("capabilities", capabilities=fields("add", add=each(TEXT))),
+    volumeMounts=MOUNTS,
 )
 POD = fields(
     "restartPolicy containers",
@@ -52,10 +67,11 @@ POD = fields(
     terminationGracePeriodSeconds=COUNT,
     nodeSelector=MAP,
     tolerations=each(fields("key", key=TEXT, operator={"enum": ["Equal", "Exists"]}, value=TEXT, effect={"const": "NoSchedule"})),
-    hostNetwork=FLAG,
-    dnsPolicy={"enum": ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]},
     serviceAccountName=NAME,
-    volumes=each(fields("name", name=NAME, persistentVolumeClaim=fields("claimName", claimName=TEXT))),
+    volumes=each(
+        fields("name", name=NAME, persistentVolumeClaim=fields("claimName", claimName=TEXT), hostPath=fields("path", path=TEXT))
+    ),
+    initContainers=each(SIDECAR),
     containers=each(CONTAINER),
 )
 EXIT_CODES = fields("operator values", containerName=NAME, operator={"enum": ["In", "NotIn"]}, values=each(POSITIVE))
@@ -178,14 +194,68 @@ def test_the_hosts_of_a_slice_are_one_worker(manifest: Callable) -> None:
     assert made.job["podFailurePolicy"]["rules"][0]["action"] == "FailJob"
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "networks", "mounts", "command"),
+    [
+        ("h100-80gb", "vpc1 vpc4", {"/tmp": "/run/tcpx"}, "mhsh"),
+        ("h100-mega-80gb", "vpc1 vpc8", {"/dev/aperture_devices": "/dev/aperture_devices"}, "nccl-env-profile.sh"),
+        ("h200-141gb", "gvnic-1 rdma-7", {"/usr/local/gib": "/home/kubernetes/bin/gib"}, "set_nccl_env.sh"),
+    ],
+)
+def test_nodes_of_a_machine_family_have_its_network(
+    manifest: Callable, tmp_path: Path, accelerator: str, networks: str, mounts: dict[str, str], command: str
+) -> None:
+    family = [*GPU[:2], f"--accelerator=nvidia-{accelerator}", *GPU[3:]]
+    made = manifest(*family, "--volume=disk:/data", *TRAIN)
+    annotations = made.job["template"]["metadata"]["annotations"]
+    names = [each["network"] for each in json.loads(annotations["networking.gke.io/interfaces"])]
+    assert (names[0], f"{names[1]} {names[-1]}") == ("default", networks)
+    # Everything that is mounted is there, and NCCL is told where its plugin lies.
+    paths = {each["name"]: each.get("hostPath", {}).get("path") for each in made.pod["volumes"]}
+    given = {each["mountPath"]: paths[each["name"]] for each in made.container["volumeMounts"]}
+    assert given == {"/data": None, "/usr/local/nvidia/lib64": "/home/kubernetes/bin/nvidia/lib64"} | mounts
+    assert made.container["env"][0]["value"].startswith("/usr/local/nvidia/lib64")
+    # The arguments reach mhsh through the shell that prepares NCCL; without its profile the run is
+    # a mistake.
+    assert command in made.container["command"][-2 if len(made.container["command"]) > 1 else 0]
+    if "rdma" in networks:
+        assert "initContainers" not in made.pod
+    else:
+        (daemon,) = made.pod["initContainers"]
+        assert {each["name"] for each in daemon["volumeMounts"]} <= set(paths)
+        devices = yaml.safe_load(annotations[f"devices.gke.io/container.{daemon['name']}"])
+        assert {"/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia-uvm"} < {each["path"] for each in devices}
+    if len(made.container["command"]) > 1:
+        (tmp_path / "mhsh").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        (tmp_path / "mhsh").chmod(0o755)
+        profile = tmp_path / "profile"
+        script = [re.sub(r"\S+\.sh", str(profile), word) for word in made.container["command"]]
+        run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        assert run([*script, "a b"], env=environment).returncode == 2
+        profile.touch()
+        assert run([*script, "a b"], env=environment).stdout == "a b\n"
+
+
+def test_pods_that_do_not_talk_have_no_fast_network(manifest: Callable) -> None:
+    for made in (
+        manifest(*GPU, "--network=none", *TRAIN),
+        manifest(*GPU, *WORK),
+        manifest(*GPU[:3], "--nodes=1", *GPU[4:], *TRAIN),
+    ):
+        assert "annotations" not in made.job["template"]["metadata"] and "initContainers" not in made.pod
+        assert made.container["command"] == ["mhsh"] and "env" not in made.container
+
+
 def test_common_options(manifest: Callable) -> None:
-    made = manifest(*TPU, "--spot", "--volume=disk:/data a", *TRAIN)
+    made = manifest(*TPU, "--spot", "--volume=disk:/data a", "--queue=my-queue", *TRAIN)
+    assert made.all["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "my-queue"
     assert made.pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert made.pod["tolerations"][0]["key"] == "cloud.google.com/gke-spot"
     assert made.pod["terminationGracePeriodSeconds"] == 15
     assert made.container["volumeMounts"] == [{"name": "shared", "mountPath": "/data a"}]
     assert made.pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}}]
-    plain = manifest(*GPU, *TRAIN).pod
+    plain = manifest(*GPU, "--network=none", *TRAIN).pod
     assert plain["terminationGracePeriodSeconds"] == 120 and "volumes" not in plain and "tolerations" not in plain
 
 
@@ -195,10 +265,8 @@ def test_the_lines_to_uncomment(launch: Callable, target: tuple[str, ...]) -> No
     printed = launch("gke", "--dry-run", *target).stdout
     uncommented, count = re.subn(r"(?m)^( *)# - (\S+:(?: \S+| \[.*?\]))(?:   .*)?$", r"\1\2", printed)
     made = Manifest(uncommented)
-    assert count == 6
-    assert made.all["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "my-queue"
+    assert count == 3
     assert made.pod["nodeSelector"]["cloud.google.com/reservation-name"] == "my-reservation"
-    assert (made.pod["hostNetwork"], made.pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert made.pod["serviceAccountName"] == "my-account"
     assert made.container["envFrom"] == [{"secretRef": {"name": "my-secret"}}]
 

@@ -93,8 +93,8 @@ def test_the_page_is_what_the_launcher_writes(launch: Launch, make_venv: Callabl
 
 @pytest.fixture(scope="module")
 def table() -> ModuleType:
-    """launch/paper_table.py."""
-    specification = importlib.util.spec_from_file_location("paper_table", ROOT / "launch/paper_table.py")
+    """benchmarks/paper_table.py."""
+    specification = importlib.util.spec_from_file_location("paper_table", ROOT / "benchmarks/paper_table.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)

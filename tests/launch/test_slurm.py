@@ -168,6 +168,16 @@ def test_processes_and_their_gpus(
     assert (cluster / "slurm.log").read_text().splitlines()[0].split() == wanted
 
 
+def test_the_mhsh_of_an_image(job: Callable, cluster: Path, stand_in: Callable) -> None:
+    """srun gets the options of pyxis, and needs no environment; its folder is mounted."""
+    stand_in("mhsh", MHSH.partition("\n")[2])
+    arguments = ["--container-image=nvcr.io#me/mhsh:1", "--container-mounts=/data:/data", "train", "--workdir=/data/x"]
+    assert end(job(*arguments, MHSH_VENV="/nothing"))[0] == 0
+    assert call(cluster) == ["train", "--workdir=/data/x"]
+    options = (cluster / "slurm.log").read_text().splitlines()[0].split()
+    assert options[-4:] == [f"--container-workdir={ROOT}", f"--container-mounts={ROOT}:{ROOT}", *arguments[:2]]
+
+
 def test_what_sbatch_reads() -> None:
     lines = (ROOT / "launch/slurm").read_text(encoding="utf-8").splitlines()
     directives = [option for line in lines if line.startswith("#SBATCH ") for option in line.split()[1:]]

@@ -27,6 +27,8 @@ from tests.runs import CONFIG, rows_without_timings
 
 TYPE = "--accelerator-type=v4-16"  # two workers
 QUEUED = "gcloud compute tpus queued-resources"
+ALIVE = "--ssh-flag=-oServerAliveInterval=15 --ssh-flag=-oServerAliveCountMax=4"
+GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
 RUN = ["--", "train", *CONFIG, "--config.data.source=stdlib", "--config.train.batch_size=8"]
 
 
@@ -55,27 +57,34 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
         ),
         (
             ("logs", "mine", "--zone=z", "--run=one", "--flag=--tunnel-through-iap", "--flag=--network=n"),
-            "ssh mine --node=all --worker=0 '--command=bash mhsh/launch/tpu_worker log one 0' --zone=z --tunnel-through-iap",
+            "ssh mine --node=all --worker=0 '--command=bash mhsh/launch/tpu_worker log one 0' --zone=z "
+            f"{ALIVE} --tunnel-through-iap",
         ),
         # What several processes do together runs on all workers, all else on one.
         (
             ("run", "mine", "--zone=z", "--", "work", "gs://b/s"),
             "ssh mine --node=all --worker=all '--command=bash mhsh/launch/tpu_worker start run 15 work gs://b/s --distributed' "
-            "--zone=z",
+            f"--zone=z {ALIVE}",
         ),
         *(
             (
                 ("run", "mine", "--zone=z", "--", command, "x"),
-                f"ssh mine --node=0 --worker=0 '--command=bash mhsh/launch/tpu_worker start run 15 {command} x' --zone=z",
+                f"ssh mine --node=0 --worker=0 '--command=bash mhsh/launch/tpu_worker start run 15 {command} x' --zone=z {ALIVE}",
             )
             for command in ("sweep", "prepare", "eval", "finetune", "bench")
         ),
         (("delete", "mine", "--zone=z", "--yes"), "delete mine --force --quiet --zone=z"),
+        (
+            ("create", "mine", "--zone=z", "--accelerator-type=v6e-8", "--flex-start", "--max-hours=12", "--valid-until=6h"),
+            "create mine --accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --node-id=mine "
+            "--provisioning-model=flex-start --max-run-duration=12h --valid-until-duration=6h --zone=z",
+        ),
     ],
 )
 def test_prints_the_command(launch: Callable, arguments: tuple[str, ...], command: str) -> None:
     result = launch("tpu_vm", "--dry-run", *arguments)
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{QUEUED} {command}\n", "")
+    called = QUEUED.replace("gcloud", "gcloud alpha") if "--flex-start" in arguments else QUEUED
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{called} {command}\n", "")
 
 
 @pytest.fixture(scope="session")
@@ -87,9 +96,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.split("/")[0] in ("configs", "launch", "mhsh") or name in ("pyproject.toml", "constraints.txt", ".gitignore"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=all"]):
-        subprocess.run([*git, *command], cwd=folder, check=True)
+        subprocess.run([*GIT, *command], cwd=folder, check=True)
     return folder
 
 
@@ -113,9 +121,9 @@ class Launcher:
         output, _ = process.communicate(timeout=300)
         return process.returncode, output
 
-    def start_and_wait(self) -> subprocess.Popen[str]:
+    def start_and_wait(self, *options: str) -> subprocess.Popen[str]:
         """`up`, as soon as the actor on worker 0 waits."""
-        process = self.start(*UP)
+        process = self.start("up", *options, *UP[1:])
         wait_for(lambda: self.cloud.request("mine") is not None)
         log = self.home() / "mhsh-logs/run.log"
         wait_for(lambda: log.exists() and "ready" in log.read_text())
@@ -279,6 +287,71 @@ def test_gcloud_that_fails_for_a_while_is_waited_for(acted: Callable) -> None:
     launcher.cloud.knob("down").write_text("2")
     status, output = launcher.run(*UP)
     assert status == 0 and output.count("tpu_vm: gcloud does not answer: ERROR: (gcloud.compute.tpus) There was a problem") == 2
+
+
+def test_a_preemption_behind_a_half_open_connection_is_noticed(acted: Callable) -> None:
+    """The connection says nothing and does not end: it is given up, and the slice is looked at."""
+    launcher = acted("wait")
+    launcher.cloud.knob("silent").write_text("1")
+    process = launcher.start_and_wait("--patience=5")
+    wait_for(lambda: launcher.cloud.knob("silent").read_text() == "0", 60)
+    (launcher.cloud.folder / "statuses0").write_text("0\n")
+    launcher.cloud.preempt("mine")
+    output, _ = process.communicate(timeout=300)
+    assert (process.returncode, launcher.calls("create")) == (0, 2), output
+    assert "no connection to worker 0" in output and "mine is lost (node mine is PREEMPTED)" in output
+
+
+def test_a_run_that_says_nothing_has_a_connection_that_does(acted: Callable) -> None:
+    launcher = acted("wait")
+    process = launcher.start_and_wait("--patience=5")
+    time.sleep(8)
+    assert launcher.calls("ssh") == 4  # running, unpack, start, and one follow
+    assert launcher.run("stop")[0] == 0
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 75 and "no connection" not in output, output
+
+
+def test_ctrl_c_deletes_a_request_that_waits(acted: Callable) -> None:
+    launcher = acted("0")
+    launcher.cloud.knob("full").write_text("1")
+    process = launcher.start(*UP)
+    wait_for(lambda: launcher.cloud.request("mine") is not None)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, launcher.cloud.request("mine")) == (130, None), output
+    last = "tpu_vm: mine was still WAITING_FOR_RESOURCES, and nothing has run: the request is deleted"
+    assert output.splitlines()[-1] == last and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["--accelerator-type=v4-32"], "--accelerator-type: v4-16 there, v4-32 asked for"),
+        (["--slices=2", "--spot"], "--slices: 1 there, 2 asked for; --spot: False there, True asked for"),
+        (["--version=v"], "--version: tpu-ubuntu2204-base there, v asked for"),
+    ],
+)
+def test_another_slice_of_that_name_is_refused(acted: Callable, changes: list[str], said: str) -> None:
+    launcher = acted("0")
+    assert launcher.run("create", TYPE)[0] == 0
+    status, output = launcher.run("up", TYPE, *changes, *UP[2:])
+    message = f"mine is another slice ({said}); take another NAME, or launch/tpu_vm delete mine --zone=z"
+    assert (status, output) == (2, f"tpu_vm: {message}\n")
+    assert (launcher.calls("create"), launcher.calls("delete"), launcher.calls("ssh")) == (1, 0, 0)
+
+
+def test_after_the_hours_the_run_saves_and_the_slice_goes(acted: Callable, checkout: Path, tmp_path: Path) -> None:
+    launcher = acted("wait")
+    changed = Path(shutil.copytree(checkout, tmp_path / "checkout"))
+    launcher.program = changed / "launch/tpu_vm"
+    text = launcher.program.read_text()
+    assert text.count("3600 * options.max_hours") == 1
+    launcher.program.write_text(text.replace("3600 * options.max_hours", "5"))  # seconds
+    subprocess.run([*GIT, "commit", "--quiet", "--all", "--message=hours"], cwd=changed, check=True)
+    status, output = launcher.run(*UP[:2], "--max-hours=1", "--patience=4", *UP[2:])
+    assert (status, launcher.cloud.request("mine")) == (75, None), output
+    assert "--max-hours=1 have passed: the run saves and ends" in output and "\nsaved\n" in output
 
 
 def test_a_slice_that_someone_deleted_is_not_asked_for_again(acted: Callable) -> None:

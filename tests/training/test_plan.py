@@ -31,6 +31,10 @@ def test_activations_of_a_named_policy_are_left_to_the_compiler(make_config):
     least = needed.total - needed.activations
     assert plan_run(config, Devices(1, 1, "tpu", least)).refusal is None
     assert plan_run(config, Devices(1, 1, "tpu", least - 1)).refusal is not None
+    # Where a slice is paid for, or a time estimated, they count.
+    counted = [plan_run(config, Devices(1, 1, "tpu", most)).counted() for most in (needed.total, needed.total - 1)]
+    assert [plan.remat.needed_bytes for plan in counted if plan.remat] == [needed.total] * 2
+    assert [plan.refusal is None for plan in counted] == [True, False]
 
 
 def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config):
