@@ -117,7 +117,8 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         if unknown:
             raise UserError(f"{unknown[0].split('=')[0]} is not an argument of mhsh train")
         name = options.config.partition(":")[0]
-        if (shipped_name(name) or name) in _FOR_A_CORPUS and config.data.source in EMBEDDED and not _names_source(rest):
+        named = any(argument.split("=")[0] == "--config.data.source" for argument in rest)
+        if (shipped_name(name) or name) in _FOR_A_CORPUS and config.data.source in EMBEDDED and not named:
             problems.append(
                 f"--config={options.config} would train on the small embedded text of {config.data.source}; give "
                 f"--config.data.source=... of your corpus, or --config.data.source={config.data.source} if it is meant"
@@ -141,10 +142,6 @@ def _fit_sweep(arguments: Sequence[str], chips: tuple[Chip, int] | None, slices:
         if chips is not None:
             said[fit(cell.config, chips[0], chips[1] * slices, slices)] = None
     return "; ".join(said)
-
-
-def _names_source(arguments: Sequence[str]) -> bool:
-    return any(argument.split("=")[0] == "--config.data.source" for argument in arguments)
 
 
 def main() -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 from common import fail
 
-TPUS, ALPHA = ["gcloud", "compute", "tpus"], ["gcloud", "alpha", "compute", "tpus"]
 # ssh and scp end where the other side has not answered for a minute. A connection that is half open
 # would never end.
 ALIVE = ("-oServerAliveInterval=15", "-oServerAliveCountMax=4")
@@ -42,8 +41,7 @@ COMING = (
 # https://cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources: create, ssh, scp
 BOTH = "internal-ip tunnel-through-iap batch-size force-key-file-overwrite plain ssh-key-file"
 BOTH += " ssh-key-expiration ssh-key-expire-after strict-host-key-checking"
-CALLS = dict.fromkeys(BOTH.split(), ("ssh", "scp"))
-CALLS |= {"ssh-flag": ("ssh",), "scp-flag": ("scp",), "compress": ("scp",)}
+CALLS = dict.fromkeys(BOTH.split(), ("ssh", "scp")) | {"ssh-flag": ("ssh",), "scp-flag": ("scp",), "compress": ("scp",)}
 # https://cloud.google.com/sdk/gcloud/reference
 EVERYWHERE = ["account", "billing-project", "configuration", "impersonate-service-account", "verbosity"]
 
@@ -65,8 +63,8 @@ def gcloud(options: argparse.Namespace, call: str, *arguments: str, of: str = "q
     names = [(flag[2:].split("=")[0], flag) for flag in options.flag]
     flags = [flag for name, flag in names if name in EVERYWHERE or call in CALLS.get(name, ("create",))]
     alive = [f"--{call}-flag={option}" for option in ALIVE] if call in ("ssh", "scp") else []
-    prefix = ALPHA if call == "create" and options.flex_start else TPUS
-    return [*prefix, of, call, *arguments, *where(options), *alive, *flags]
+    alpha = ["alpha"] if call == "create" and options.flex_start else []
+    return ["gcloud", *alpha, "compute", "tpus", of, call, *arguments, *where(options), *alive, *flags]
 
 
 def perform(options: argparse.Namespace, command: list[str]) -> int:
@@ -102,10 +100,8 @@ def on_worker(options: argparse.Namespace, what: str, *arguments: str, node: str
 
 def create(options: argparse.Namespace) -> int:
     """https://cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources/create"""
-    if options.slices == "1":
-        nodes = [f"--node-id={options.name}"]
-    else:
-        nodes = [f"--node-count={options.slices}", f"--node-prefix={options.name}"]
+    several = [f"--node-count={options.slices}", f"--node-prefix={options.name}"]
+    nodes = [f"--node-id={options.name}"] if options.slices == "1" else several
     version = options.version or VERSIONS[options.accelerator_type.split("-")[0]]
     chosen = [f"--accelerator-type={options.accelerator_type}", f"--runtime-version={version}", *nodes]
     if options.flex_start:

@@ -302,14 +302,22 @@ def test_a_preemption_behind_a_half_open_connection_is_noticed(acted: Callable) 
     assert "no connection to worker 0" in output and "mine is lost (node mine is PREEMPTED)" in output
 
 
-def test_a_run_that_says_nothing_has_a_connection_that_does(acted: Callable) -> None:
-    launcher = acted("wait")
-    process = launcher.start_and_wait("--patience=5")
-    time.sleep(8)
-    assert launcher.calls("ssh") == 4  # running, unpack, start, and one follow
-    assert launcher.run("stop")[0] == 0
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 75 and "no connection" not in output, output
+def test_a_run_that_says_nothing_has_a_connection_that_does(environment: dict[str, str], tmp_path: Path) -> None:
+    """And a line that comes in two parts is one."""
+    logs = tmp_path / "mhsh-logs"
+    logs.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as run, (logs / "run.log").open("w", buffering=1) as log:
+        (logs / "run.pid").write_text(str(run.pid))
+        log.write("one\nthe first half")
+        command = ["bash", str(ROOT / "launch/tpu_worker"), "follow", "run", "1", "1"]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as follow:
+            assert follow.stdout is not None
+            assert [follow.stdout.readline() for _ in range(2)] == ["1\tone\n", "alive\t\n"]
+            log.write(" and the second\n")
+            assert "2\tthe first half and the second\n" in iter(follow.stdout.readline, "end\tlost\n")
+            run.kill()
+            run.wait()
+            assert follow.stdout.read().splitlines()[-1] == "end\tlost"
 
 
 def test_ctrl_c_deletes_a_request_that_waits(acted: Callable) -> None:
