@@ -19,7 +19,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import expanded, read_object
 from mhsh.storage.questions import exists
-from mhsh.storage.run_folder import RunFolder, committed_steps
+from mhsh.storage.run_folder import CONFIG_FILE, RunFolder, committed_steps
 from mhsh.text import format_list
 
 EXAMPLES = (
@@ -74,7 +74,7 @@ def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]
 
 def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     path = expanded(what)
-    config = path / "config.json"
+    config = path / CONFIG_FILE
     if not exists(config):
         yield from _of_source(source_for(what), vocab, lowercase)
     elif "model_type" in read_object(config):

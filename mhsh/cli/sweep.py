@@ -26,8 +26,9 @@ from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
+from mhsh.storage.run_record import FINISHED, RUNNING
 from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
-from mhsh.sweep.folder import ENDED, FAILED, FINISHED, RUNNING, CellState, Choosing, Plan, SweepFolder, check_margin
+from mhsh.sweep.folder import ENDED, FAILED, CellState, Choosing, Plan, SweepFolder, check_margin
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare

@@ -20,7 +20,7 @@ from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST, override
 from mhsh.errors import UserError
 from mhsh.storage.questions import exists
-from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_folder import CONFIG_FILE, RunFolder
 
 PREDICT_INPUT = {  # flags of mhsh predict, by model.objective
     "clm": "--text=TEXT",
@@ -127,7 +127,7 @@ def first_line(config: Config, folder: RunFolder) -> str:
 
 def _config_in(workdir: str, changes: Sequence[tuple[str, Any]]) -> Config:
     folder = RunFolder(workdir)
-    if not exists(folder.path / "config.json"):
+    if not exists(folder.path / CONFIG_FILE):
         raise UserError(
             f"mhsh train needs --config={CONFIG}, such as --config=bert:3l4h, or a --workdir with a config.json; {LIST}"
         )

@@ -39,9 +39,9 @@ from mhsh.storage.holder import HOLDER_FILE, held
 from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
 from mhsh.storage.rows import CutRows, RowsFile, rows_in
-from mhsh.storage.run_record import check_record
+from mhsh.storage.run_record import FINISHED, check_record
 
-METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE, RUN_FILE, METRICS_FILE = "config.json", "run.json", "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
 COMMIT_MARK = "commit_success.txt"  # Orbax's
 PROFILE_FOLDER = "profile"
@@ -69,7 +69,7 @@ class RunFolder:
         checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
-        self._rows, self._record = RowsFile(self.path / METRICS_FILE), OwnObject(str(self.path / "run.json"))
+        self._rows, self._record = RowsFile(self.path / METRICS_FILE), OwnObject(str(self.path / RUN_FILE))
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
@@ -132,7 +132,7 @@ class RunFolder:
 
     @property
     def _config_path(self) -> epath.Path:
-        return self.path / "config.json"
+        return self.path / CONFIG_FILE
 
     @property
     def checkpoints_path(self) -> epath.Path:
@@ -151,7 +151,7 @@ class RunFolder:
 
     def begun_config(self) -> Config:
         """The config that the run began with: config.json. Raises UserError as `read_config`."""
-        return from_record(self._read_json("config.json"), str(self._config_path))
+        return from_record(self._read_json(CONFIG_FILE), str(self._config_path))
 
     def read_config(self, changes: Sequence[tuple[str, Any]] = ()) -> Config:
         """The config of the run as it went on last, with `changes` of `free_fields`. Raises
@@ -177,8 +177,8 @@ class RunFolder:
         """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status.
         Raises UserError where it is missing or damaged, or has not all that is needed.
         """
-        record = self._read_json("run.json")
-        check_record(record, self.path / "run.json", needed)
+        record = self._read_json(RUN_FILE)
+        check_record(record, self.path / RUN_FILE, needed)
         return record
 
     def recorded(self, *needed: str) -> dict[str, Any]:
@@ -209,8 +209,8 @@ class RunFolder:
         not begun.
         """
         names = names_in(self.path)
-        traces = "run.json" in names or METRICS_FILE in names or ("checkpoints" in names and names_in(self.checkpoints_path))
-        return "config.json" in names and bool(traces)
+        traces = RUN_FILE in names or METRICS_FILE in names or ("checkpoints" in names and names_in(self.checkpoints_path))
+        return CONFIG_FILE in names and bool(traces)
 
     def newest_checkpoint(self) -> int | None:
         """The newest committed step, or None."""
@@ -222,7 +222,7 @@ class RunFolder:
         """
         record = self.recorded()
         # Before `checkpoint` was recorded, a finished run had that of its last step.
-        finished = self.read_config().train.num_steps if record.get("status") == "finished" else None
+        finished = self.read_config().train.num_steps if record.get("status") == FINISHED else None
         wanted, newest = record.get("checkpoint", finished), self.newest_checkpoint()
         aside = [name.partition(".")[0] for name in names_in(self.damaged_path)]
         if not isinstance(wanted, int) or max([newest or 0, *(int(step) for step in aside if step.isdecimal())]) >= wanted:
@@ -248,7 +248,7 @@ class RunFolder:
                 f"--fresh is for a run whose checkpoints are gone, and {self.path} has one of step {newest}; leave it out, or "
                 "choose another --workdir"
             )
-        names = [name for name in names_in(self.path) if name in (METRICS_FILE, "run.json", "tensorboard")]
+        names = [name for name in names_in(self.path) if name in (METRICS_FILE, RUN_FILE, "tensorboard")]
         if not names:
             return None
         aside = self.path / "earlier" / str(len(names_in(self.path / "earlier")) + 1)
@@ -273,7 +273,7 @@ class RunFolder:
 
     def has_run_record(self) -> bool:
         """Whether run.json exists. Training writes it before its first step."""
-        return exists(self.path / "run.json")
+        return exists(self.path / RUN_FILE)
 
     def has_vocabulary(self) -> bool:
         """Whether the folder's vocabulary is the run's, recorded or imported, and not what a failed
@@ -301,7 +301,7 @@ class RunFolder:
         """Replaces run.json. In a bucket, raises LostRun where another process has taken it."""
         content = _dump({**WRITER, **record, **WRITER})
         if not self.is_remote:
-            write_atomically(self.path / "run.json", content)
+            write_atomically(self.path / RUN_FILE, content)
             return
         with self._record.taken() as owned:
             owned.write(content.encode())

@@ -12,6 +12,9 @@ from msgspec import Meta, Struct
 
 from mhsh.errors import UserError
 
+# `status` of run.json: that of a run that a signal ended, or that gave up, is STOPPED.
+RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
+
 Step = Annotated[str, Meta(pattern=r"^[0-9]{1,18}$")]
 
 

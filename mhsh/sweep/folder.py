@@ -41,14 +41,14 @@ from mhsh.storage.holder import holder, is_held
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import entries, exists, is_dir
 from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import Axis, Cell, Value
 
-# The states of a cell.
-FINISHED = "finished"  # all steps are done
-GAVE_UP = "diverged"  # training ended itself: too many updates in a row were not finite
+PLAN_FILE = "plan.json"
+
+# The states of a cell, besides those of its run: FINISHED, RUNNING, and STOPPED, which can go on.
+GAVE_UP = DIVERGED  # training ended itself: too many updates in a row were not finite
 FAILED = "failed"  # it ended otherwise
-RUNNING = "running"
-STOPPED = "stopped"  # it has begun and can go on
 WAITING = "not run"
 ENDED = (FINISHED, GAVE_UP, FAILED)  # nobody trains it
 
@@ -154,12 +154,12 @@ class SweepFolder:
 
     def has_plan(self) -> bool:
         """Whether there is a plan."""
-        return exists(self.path / "plan.json")
+        return exists(self.path / PLAN_FILE)
 
     @contextlib.contextmanager
     def _plan_guarded(self) -> Iterator[Any]:
         """A function that writes the plan, unless another process has meanwhile."""
-        path = str(self.path / "plan.json")
+        path = str(self.path / PLAN_FILE)
         if not is_remote(path):
             with locked(Path(self.path), wait=True):
                 yield lambda text: write_atomically(path, text)
@@ -173,7 +173,7 @@ class SweepFolder:
 
     def read_plan(self) -> Plan:
         """The plan. Raises UserError where it is missing or damaged."""
-        path = str(self.path / "plan.json")
+        path = str(self.path / PLAN_FILE)
         try:
             content = whole_file(path)
         except FileNotFoundError:
@@ -236,7 +236,7 @@ class SweepFolder:
         folder = self.run_folder(name)
         try:
             record = folder.recorded()
-            if record.get("status") == "finished":
+            if record.get("status") == FINISHED:
                 return CellState(FINISHED)
             if record.get("outcome") == DIVERGED:
                 return CellState(GAVE_UP)

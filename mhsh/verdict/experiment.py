@@ -13,7 +13,7 @@ from mhsh.config.fields import format_differences
 from mhsh.errors import UserError
 from mhsh.storage.files import absolute
 from mhsh.storage.questions import exists
-from mhsh.storage.run_folder import METRICS_FILE
+from mhsh.storage.run_folder import CONFIG_FILE, METRICS_FILE
 from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
@@ -94,7 +94,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
     named = load_runs(paths)
     cells, axes, plans, problems = _planned(paths, [real_path(run.path) for run in named.runs])
     runs = {real_path(run.path): run for run in named.runs}
-    beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, "config.json"))])
+    beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, CONFIG_FILE))])
     every = runs | {real_path(run.path): run for run in beside.runs}
     if pretraining:
         every = {path: with_pretraining(run) for path, run in every.items()}

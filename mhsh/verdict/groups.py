@@ -15,8 +15,9 @@ from mhsh.config.fields import flatten
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.storage import outcome
+from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import SEEDS, Value
-from mhsh.sweep.folder import FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, CellState
+from mhsh.sweep.folder import GAVE_UP, WAITING, CellState
 from mhsh.text import numbered, sanitize
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.runs import Run
@@ -76,8 +77,8 @@ class Member:
         if run is None or not run.has_logged:
             return WAITING
         status = run.recorded("status")
-        if status != "finished" and (run.end != self.config.train.num_steps or run.is_cut):
-            return RUNNING if status == "running" else STOPPED
+        if status != FINISHED and (run.end != self.config.train.num_steps or run.is_cut):
+            return RUNNING if status == RUNNING else STOPPED
         if run.is_cut and run.outcome != outcome.DIVERGED:
             return CUT
         return {outcome.ON_PLATEAU: STUCK, outcome.DIVERGED: DIVERGED}.get(run.outcome, TRAINED)

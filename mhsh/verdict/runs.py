@@ -24,7 +24,8 @@ from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.files import absolute
 from mhsh.storage.metrics import Metrics, number
 from mhsh.storage.questions import entries, exists, is_dir
-from mhsh.storage.run_folder import HOLDER_FILE, METRICS_FILE, RunFolder, recorded_lineage, vocab_file
+from mhsh.storage.run_folder import CONFIG_FILE, HOLDER_FILE, METRICS_FILE, RUN_FILE, RunFolder, recorded_lineage, vocab_file
+from mhsh.storage.run_record import FINISHED
 from mhsh.text import numbered, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
@@ -111,7 +112,7 @@ class Run:
         """The step, its own, after which it ended: of a finished run the last of its config, of
         others the last that was logged.
         """
-        if self.recorded("status") == "finished":
+        if self.recorded("status") == FINISHED:
             return float(self.config.train.num_steps)
         return max((float(curve.own_steps[-1]) for curve in self.curves.values() if len(curve)), default=None)
 
@@ -209,7 +210,7 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
     check_bucket(folder)
     if not is_dir(folder):
         raise UserError(f"{folder} {'is a file' if exists(folder) else 'does not exist'}; give the folder that --workdir named")
-    if exists(folder / "config.json") or _is_run(folder):
+    if exists(folder / CONFIG_FILE) or _is_run(folder):
         return [folder], ""
     runs, others = [], [folder]
     for _ in range(LEVELS):
@@ -217,7 +218,7 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
         begun = [_is_run(path) for path in below]
         runs += itertools.compress(below, begun)
         # One with a config alone has not begun, and holds no other.
-        others = [path for path, is_run in zip(below, begun, strict=True) if not is_run and not exists(path / "config.json")]
+        others = [path for path, is_run in zip(below, begun, strict=True) if not is_run and not exists(path / CONFIG_FILE)]
     if not runs:
         raise UserError(
             f"{folder} holds no run: no config.json is in it, and none beside a run.json, metrics.jsonl or checkpoint in the "
@@ -230,7 +231,7 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
 
 def _is_run(path: epath.Path) -> bool:
     """Whether a run has begun here, also where its config is gone."""
-    return RunFolder(path).has_begun() or exists(path / "run.json") or exists(path / METRICS_FILE)
+    return RunFolder(path).has_begun() or exists(path / RUN_FILE) or exists(path / METRICS_FILE)
 
 
 def _natural_order(path: epath.Path) -> list[str | float]:

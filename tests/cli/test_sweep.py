@@ -21,8 +21,9 @@ from mhsh.cli.main import main
 from mhsh.cli.sweep import make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Choosing, SweepFolder
+from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Choosing, SweepFolder
 from tests.conftest import ROOT, load_fields
 
 CONFIG = [

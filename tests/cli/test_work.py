@@ -9,7 +9,8 @@ from mhsh.cli.compare import Question, make_report
 from mhsh.cli.main import main
 from mhsh.cli.work import Needed
 from mhsh.report.watch import Watched
-from mhsh.sweep.folder import FAILED, FINISHED, Choosing, SweepFolder
+from mhsh.storage.run_record import FINISHED
+from mhsh.sweep.folder import FAILED, Choosing, SweepFolder
 from mhsh.verdict.experiment import load_experiment
 from tests.clusters import finish, start
 from tests.conftest import load_fields

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from mhsh.cli.main import main
-from mhsh.sweep.folder import FINISHED, SweepFolder
+from mhsh.storage.run_record import FINISHED
+from mhsh.sweep.folder import SweepFolder
 from tests.cli.test_sweep import CONFIG
 from tests.conftest import ROOT
 

@@ -14,8 +14,9 @@ from mhsh.config import recorded
 from mhsh.config.schema import SCHEMA_VERSION, Renamed
 from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import cells_of, parse_axes
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, RUNNING, STOPPED, WAITING, Choosing, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Choosing, Plan, SweepFolder
 from tests.conftest import load_fields
 
 

@@ -22,8 +22,9 @@ import pytest
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import bucket_lock, guarded
 from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_record import FINISHED, STOPPED
 from mhsh.sweep import work as module
-from mhsh.sweep.folder import FAILED, FINISHED, GAVE_UP, STOPPED, WAITING, SweepFolder
+from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, SweepFolder
 from mhsh.sweep.work import TRIES, Worker
 from tests.conftest import ROOT
 from tests.sweep.test_folder import planned
