@@ -179,16 +179,13 @@ def compile_report(
     array, and reads the figures from the compiled program.
 
     Args:
-      config: with the batch, mesh and dtypes to compile.
-      topology: the devices to compile for.
       hbm_bytes: memory of one device, instead of the public figure.
       hlo_path: a file for the program's text.
 
     Returns:
       A dictionary for JSON. Bytes are per device, counts per step. `fits` is None where the memory
       of a device is not known. Where the compiler ran out of memory, `needed_bytes` is what it
-      asked for, and figures of a compiled program are absent. `compile_seconds` includes tracing
-      and lowering.
+      asked for, and figures of a compiled program are absent.
 
     Raises UserError where the mesh does not make the devices, the model or the batch does not
     divide, or there is no compiler.
