@@ -109,7 +109,7 @@ def correlation(one: Float[np.ndarray, " parts"], other: Float[np.ndarray, " par
 
 
 def by_part(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Float[np.ndarray, " parts"]:
-    """Means over the parts of mhsh.evaluation.validation."""
+    """Means over the parts of mhsh.evaluation.evaluate."""
     return np.array([part.mean() for part in np.array_split(values.reshape(batches, -1).mean(axis=1), parts)])
 
 

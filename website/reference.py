@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from mhsh.cli.main import NAMES
-from mhsh.cli.parser import Page, pages
+from mhsh.cli.parser import HelpPage, pages
 from mhsh.config.entries import SOURCES
 from mhsh.config.fields import sections
 
@@ -37,7 +37,7 @@ def fields() -> str:
     return "".join(parts)
 
 
-def _section(page: Page) -> str:
+def _section(page: HelpPage) -> str:
     written = io.StringIO()
     page.app().help_print(console=Console(file=written, width=96, color_system=None))
     lines = "\n".join(line.rstrip() for line in written.getvalue().strip().split("\n"))

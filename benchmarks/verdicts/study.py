@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.cli.compare import Question, write_report
+from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.configs import parse_fields, take_changes
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
@@ -91,7 +91,7 @@ def publish(sweeps: Path, published: Path) -> None:
         paths = [str(sweeps / stage) for stage in named.split(",") if (sweeps / stage).exists()]
         if len(paths) > ("," in named):
             tuned = all("--over=lr" in stages()[Path(path).name] for path in paths)
-            question = Question(paths, over="lr", choosing_seeds=CHOOSING_SEEDS) if tuned else Question(paths)
+            question = CompareOptions(paths, over="lr", choosing_seeds=CHOOSING_SEEDS) if tuned else CompareOptions(paths)
             with contextlib.redirect_stdout(io.StringIO()):
                 write_report(question, published / part / "report.html", with_png=True)
             text = published / part / "report.md"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mhsh.report.report import Report
 
 
-class Question(NamedTuple):
-    """The question that a comparison answers."""
+class CompareOptions(NamedTuple):
+    """The options of `mhsh compare`."""
 
     paths: Sequence[str]
     over: str | None = None
@@ -85,7 +85,7 @@ def run(
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
     fields, meant = by.split(",") if by else (), treatment.split(",") if treatment else None
-    question = Question(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining, margin)
+    question = CompareOptions(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining, margin)
     if watch:
         if out is not None or png or paper:
             raise UserError("--watch serves the page and writes nothing; leave --out, --png and --paper away")
@@ -99,7 +99,7 @@ def run(
     return 2 if write_report(question, Path(page), png, paper).problems else 0
 
 
-def write_report(question: Question, page: Path, with_png: bool = False, for_paper: bool = False) -> Report:
+def write_report(question: CompareOptions, page: Path, with_png: bool = False, for_paper: bool = False) -> Report:
     """Writes the report and prints its start. Raises UserError where there is nothing to draw, a
     file is in the way that is not a former report, or an argument is wrong.
     """
@@ -121,7 +121,7 @@ def write_report(question: Question, page: Path, with_png: bool = False, for_pap
     return report
 
 
-def make_report(question: Question) -> Report:
+def make_report(question: CompareOptions) -> Report:
     """The report on runs, or on what `mhsh bench` measured. Raises UserError where an argument is
     wrong.
     """
@@ -131,7 +131,7 @@ def make_report(question: Question) -> Report:
     from mhsh.report.speed import read_speed, speed_report
 
     speed = read_speed(benches)
-    if question != Question(question.paths) or len(benches) < len(question.paths):
+    if question != CompareOptions(question.paths) or len(benches) < len(question.paths):
         raise UserError(
             f"{benches[0]} is of mhsh bench: such files have a page of their own, and take only --out, --png and --paper; leave "
             "runs and other options away"
@@ -145,7 +145,7 @@ def _is_bench(path: str) -> bool:
     return not is_remote(place) and exists(place) and not is_dir(place)
 
 
-def _make_run_report(question: Question) -> Report:
+def _make_run_report(question: CompareOptions) -> Report:
     # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
     from mhsh.verdict.experiment import load_experiment
@@ -163,7 +163,7 @@ def _make_run_report(question: Question) -> Report:
     return build_report(judge_page(comparisons, margin), question.with_pretraining, margin)
 
 
-def _watch(question: Question, port: int) -> int:
+def _watch(question: CompareOptions, port: int) -> int:
     from mhsh.report.watch import LOOPBACK, Server, Watched
     from mhsh.verdict.runs import find_runs
 

@@ -143,7 +143,7 @@ RunFolderArgument = Annotated[str, Parameter(name="RUN", help="a run folder")]
 StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by default")]
 
 
-class Page(NamedTuple):
+class HelpPage(NamedTuple):
     """A help page: that of a command, or of one of its kinds."""
 
     command: str  # such as `train` or `score glue`
@@ -165,12 +165,12 @@ class Page(NamedTuple):
         )
 
 
-def pages(command: str) -> dict[str, Page]:
+def pages(command: str) -> dict[str, HelpPage]:
     """The pages of a command by kind; a command without kinds has one, under the empty string."""
     module = command_module(command)
     kinds: Mapping[str, Run] = getattr(module, "KINDS", {"": getattr(module, "run", None)})
     return {
-        kind: Page(
+        kind: HelpPage(
             f"{command} {kind}".strip(), run, [line for line in module.EXAMPLES if not kind or f"mhsh {command} {kind} " in line]
         )
         for kind, run in kinds.items()
@@ -224,7 +224,7 @@ def _take_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, left
 
 
-def _chosen(command: str, arguments: list[str]) -> tuple[Page | None, list[str]]:
+def _chosen(command: str, arguments: list[str]) -> tuple[HelpPage | None, list[str]]:
     """The page that the first argument names, where the command has kinds, and the other ones."""
     known = pages(command)
     if "" in known:

@@ -29,7 +29,7 @@ FORMAT = 1  # of the JSON
 PICTURES = (".png", ".svg")
 
 
-class Source(NamedTuple):
+class ProbedModel(NamedTuple):
     """A model to be looked at, and the batch it is looked at with."""
 
     name: str
@@ -143,7 +143,7 @@ def _check(kind: str, folders: Sequence[str], config: Config | None, step: int |
         raise UserError(f"train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")
 
 
-def _of_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> Source:
+def _of_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> ProbedModel:
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
 
     run_folder = RunFolder(folder)
@@ -151,10 +151,10 @@ def _of_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, r
     _, params = load_for_inference(run_folder, config, step, 1)
     corpus = load_recorded_corpus(run_folder, config)
     at = step if step is not None else run_folder.newest_checkpoint()
-    return Source(Path(folder).name or folder, at, config, params, _batch(corpus, rows), corpus)
+    return ProbedModel(Path(folder).name or folder, at, config, params, _batch(corpus, rows), corpus)
 
 
-def _fresh(config: Config, rows: int) -> Source:
+def _fresh(config: Config, rows: int) -> ProbedModel:
     """The model as training starts it, but that Admin's omega is profiled on the probe's batch."""
     import jax
     import optax
@@ -169,7 +169,7 @@ def _fresh(config: Config, rows: int) -> Source:
     train = replace(config.train, batch_size=rows, accumulation_steps=1)
     single = replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
     state = create_state(single, build_model(config.model), optax.identity(), make_mesh(single, jax.devices()[:1]), batch)
-    return Source(f"{shape_name(config.model)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
+    return ProbedModel(f"{shape_name(config.model)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
 
 
 def _batch(corpus: Any, rows: int) -> Mapping[str, Any]:
@@ -188,7 +188,7 @@ def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
     return [batches[index] for index in range(count)]
 
 
-def _result(kind: str, source: Source, options: Mapping[str, Any]) -> dict[str, Any]:
+def _result(kind: str, source: ProbedModel, options: Mapping[str, Any]) -> dict[str, Any]:
     """The result of the probe `kind` on a model, with its name and config."""
     from mhsh.probes.ablation import ablation
     from mhsh.probes.coverage import coverage

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mhsh import text
-from mhsh.cli.compare import Question, write_report
+from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Changed, ChangedFlag, Count, WorkdirFlag
 from mhsh.cli.work import Needed, named
@@ -208,7 +208,7 @@ def _write_report(folder: SweepFolder) -> None:
     if is_remote(folder.path):
         return
     try:
-        write_report(Question([str(folder.path)]), Path(folder.path) / "report.html")
+        write_report(CompareOptions([str(folder.path)]), Path(folder.path) / "report.html")
     except UserError as error:
         print(f"No report yet: {error}")
 

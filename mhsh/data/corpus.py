@@ -20,7 +20,7 @@ from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batc
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
 from mhsh.data.subword import SubwordTokenizer
-from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, Table, fingerprint_of, overlap
+from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, ExampleTable, fingerprint_of, overlap
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded
@@ -84,8 +84,8 @@ class Corpus(Generic[TokenizerT]):
 
     task: Task[TokenizerT]
     tokenizer: TokenizerT
-    train: Table
-    validation: Table
+    train: ExampleTable
+    validation: ExampleTable
     fingerprint: str  # SHA-256, in hex, over the vocabulary and every example
     unigram_entropy: float  # the loss of a model that knows only how frequent the targets are
     counts: Mapping[str, Any]  # what was read, left out and kept, as plain numbers; with `overlap` (see tables.py)

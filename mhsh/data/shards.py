@@ -26,7 +26,7 @@ from jaxtyping import Int64
 from msgspec import Meta
 
 from mhsh.data.array_record import LARGEST, check_unpacked
-from mhsh.data.tables import Examples, Table, num_examples
+from mhsh.data.tables import Examples, ExampleTable, num_examples
 from mhsh.errors import UserError
 from mhsh.storage.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
 from mhsh.storage.questions import exists
@@ -190,7 +190,7 @@ def write_json(path: epath.PathLike, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
-class StoredTable(Table):
+class StoredTable(ExampleTable):
     """The table in a folder, whose shards are taken to be those of the index (see local_shards.py).
 
     A file is opened when its first example is read and then stays open, at about 50 bytes an

@@ -18,7 +18,7 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 Examples = dict[str, np.ndarray]  # arrays that share their first axis: one index of it is one example
 
 
-class Table(abc.ABC):
+class ExampleTable(abc.ABC):
     """Examples of equal shapes by their number, counted from 0. Threads may share it."""
 
     @abc.abstractmethod
@@ -37,7 +37,7 @@ class Table(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayTable(Table):
+class ArrayTable(ExampleTable):
     """A table in memory."""
 
     examples: Examples

@@ -14,7 +14,7 @@ from mhsh.config.schema import ModelConfig
 STACKED = "layers"
 
 
-class Axis(NamedTuple):
+class LogicalAxis(NamedTuple):
     """A logical axis of parameters."""
 
     field: str = ""  # of the model's config, that has its length
@@ -23,19 +23,19 @@ class Axis(NamedTuple):
     regrouped: bool = False  # regrouping shortens it
 
 
-AXES: Mapping[str, Axis] = {
-    "embed": Axis("embed_dim"),
-    "embed_out": Axis("embed_dim", wide=True),
-    "heads": Axis("num_heads", tensor=True, wide=True, regrouped=True),
-    "kv_heads": Axis("num_kv_heads", tensor=True, wide=True, regrouped=True),
-    "head_dim": Axis("head_dim"),
-    "mlp": Axis("mlp_dim", tensor=True, wide=True, regrouped=True),
-    "vocab": Axis("vocab_size", tensor=True, wide=True),
-    "positions": Axis(),  # every device reads all of them
-    "classes": Axis(),
-    "streams": Axis(),  # of mhc_lite, and the weights that mix them
-    "mixing": Axis(),
-    STACKED: Axis(),
+AXES: Mapping[str, LogicalAxis] = {
+    "embed": LogicalAxis("embed_dim"),
+    "embed_out": LogicalAxis("embed_dim", wide=True),
+    "heads": LogicalAxis("num_heads", tensor=True, wide=True, regrouped=True),
+    "kv_heads": LogicalAxis("num_kv_heads", tensor=True, wide=True, regrouped=True),
+    "head_dim": LogicalAxis("head_dim"),
+    "mlp": LogicalAxis("mlp_dim", tensor=True, wide=True, regrouped=True),
+    "vocab": LogicalAxis("vocab_size", tensor=True, wide=True),
+    "positions": LogicalAxis(),  # every device reads all of them
+    "classes": LogicalAxis(),
+    "streams": LogicalAxis(),  # of mhc_lite, and the weights that mix them
+    "mixing": LogicalAxis(),
+    STACKED: LogicalAxis(),
 }
 
 

@@ -105,12 +105,12 @@ def psum_gradients(gradients: Any, config: Config) -> Any:
     dtype = _gradient_dtype(model, config.train.gradient_dtype)
     are_matrices = jax.tree.leaves(matrices(boxed_parameters(model)))
 
-    def sum_matrix(path: tuple[Any, ...], gradient: Array | Shard, spec: PartitionSpec) -> Array:
-        if isinstance(gradient, Shard):
+    def sum_matrix(path: tuple[Any, ...], gradient: Array | BoxedShard, spec: PartitionSpec) -> Array:
+        if isinstance(gradient, BoxedShard):
             return gradient.value
         return _psum_shard(gradient.astype(dtype) if is_kernel(parameter_path(path)) else gradient, _fsdp_axis(spec))
 
-    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda leaf: isinstance(leaf, Shard))
+    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=lambda leaf: isinstance(leaf, BoxedShard))
     leaves = [leaf for _, leaf in paths_and_leaves]
     vectors = [leaf for leaf, is_matrix in zip(leaves, are_matrices, strict=True) if not is_matrix]
     # In one array, what is sharded over `tensor` would lose its shards.
@@ -131,7 +131,7 @@ def cast_kernels(model: ModelConfig, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(cast, params, matrices(boxed_parameters(model)))
 
 
-class Shard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
+class BoxedShard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
     """A device's shard of a matrix, which becomes whole where flax unboxes it. Its gradient is the
     sum over all shards of the batch, a shard too.
     """
@@ -156,16 +156,16 @@ class Shard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
 
 
 def _box_shards(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str) -> Any:
-    """Parameters whose matrices are boxed as Shards."""
+    """Parameters whose matrices are boxed as BoxedShards."""
 
-    def box(path: tuple[Any, ...], shard: Array, spec: PartitionSpec, is_matrix: bool) -> Array | Shard:
+    def box(path: tuple[Any, ...], shard: Array, spec: PartitionSpec, is_matrix: bool) -> Array | BoxedShard:
         if not is_matrix:
             return shard
         dtypes = ("float32", "float32")
         if is_kernel(parameter_path(path)):
             dtypes = model.compute_dtype, _gradient_dtype(model, gradient_dtype)
         axis = _fsdp_axis(spec)
-        return Shard(shard, None if axis is None else axis - shard.ndim, *dtypes)
+        return BoxedShard(shard, None if axis is None else axis - shard.ndim, *dtypes)
 
     return jax.tree_util.tree_map_with_path(box, shards, specs, matrices(boxed_parameters(model)))
 

@@ -17,7 +17,7 @@ from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
 from mhsh.data.translation import decoded_validation
-from mhsh.evaluation.validation import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
+from mhsh.evaluation.evaluate import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model, build_model, by_xla
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.checkpoints.verify import as_hex, checksums
@@ -29,7 +29,7 @@ class Validated(NamedTuple):
     """The result of an evaluation."""
 
     values: dict[str, float]
-    loss_parts: list[float]  # see mhsh.evaluation.validation.Evaluated
+    loss_parts: list[float]  # see mhsh.evaluation.evaluate.Evaluated
     batches: str  # a checksum of all its batches in order, the same on any mesh: sixteen hexadecimal digits
 
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from mhsh.cli.main import NAMES, main
-from mhsh.cli.parser import Page, pages
+from mhsh.cli.parser import HelpPage, pages
 from mhsh.config.schema import Config
 from mhsh.configs import take_config
 from mhsh.storage.run_folder import RunFolder
@@ -77,7 +77,7 @@ PAGES = [page for name in NAMES for page in pages(name).values()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.command)
-def test_what_is_no_text_is_refused_at_every_flag(page: Page, fails: Callable[..., str]) -> None:
+def test_what_is_no_text_is_refused_at_every_flag(page: HelpPage, fails: Callable[..., str]) -> None:
     """A byte that is not UTF-8, as Python passes it on, in every argument of every command."""
     for name, parameter in inspect.signature(page.run).parameters.items():
         flag = f"--{name.replace('_', '-')}"

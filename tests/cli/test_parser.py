@@ -9,9 +9,9 @@ import shlex
 import pytest
 
 from mhsh.cli.main import NAMES, main
-from mhsh.cli.parser import Page, pages, parse
+from mhsh.cli.parser import HelpPage, pages, parse
 
-PAGES: dict[str, Page] = {page.command: page for name in NAMES for page in pages(name).values()}
+PAGES: dict[str, HelpPage] = {page.command: page for name in NAMES for page in pages(name).values()}
 EXAMPLES = [(name, example) for name, page in PAGES.items() for example in page.examples]
 
 

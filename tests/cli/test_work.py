@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mhsh.cli.compare import Question, make_report
+from mhsh.cli.compare import CompareOptions, make_report
 from mhsh.cli.main import main
 from mhsh.cli.work import Needed
 from mhsh.report.watch import Watched
@@ -46,7 +46,7 @@ def test_a_sweep_in_a_bucket_is_read_as_one_on_a_disk_and_watched(tmp_path, buck
         for each in loaded
     ]
     assert seen[0] == seen[1] and loaded[0].problems == loaded[1].problems == ()
-    watched = Watched([str(there.path)], lambda: make_report(Question([str(there.path)])), rest=0)
+    watched = Watched([str(there.path)], lambda: make_report(CompareOptions([str(there.path)])), rest=0)
     before = watched.newest().tag
     there.finish("heads_per_layer-1_seed-3", 2, "it has failed without a run")
     assert watched.newest().tag != before

@@ -16,7 +16,7 @@ from mhsh.data.batches import Batches, prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.random_numbers import derived_seed
-from mhsh.data.tables import Table
+from mhsh.data.tables import ExampleTable
 from mhsh.data.wordpiece import Tokenizer
 from tests.data.preparing import digest, pretraining_config
 
@@ -37,7 +37,7 @@ def loaded(request: pytest.FixtureRequest, english_source: str) -> tuple[Config,
     return config, corpus
 
 
-def inputs_of(table: Table, config: Config) -> np.ndarray:
+def inputs_of(table: ExampleTable, config: Config) -> np.ndarray:
     """The inputs of all rows [R,T], as they are stored."""
     tokens = table.all()["tokens"].astype(np.int32)
     return np.ascontiguousarray(tokens[:, : config.data.sequence_length])

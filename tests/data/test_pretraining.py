@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.pretraining import PretrainingTask
-from mhsh.data.tables import Table, format_unknown
+from mhsh.data.tables import ExampleTable, format_unknown
 from mhsh.data.wordpiece import SPECIALS, Tokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
@@ -32,7 +32,7 @@ def load(config: Any, saved_vocab: Path | None = None) -> Corpus[Tokenizer]:
     return PretrainingTask(config.model, config.data).load(saved_vocab)
 
 
-def documents_in(corpus: Corpus[Tokenizer], table: Table) -> set[str]:
+def documents_in(corpus: Corpus[Tokenizer], table: ExampleTable) -> set[str]:
     """The documents whose names (see `english`) appear whole in the rows."""
     texts = [corpus.tokenizer.decode(row.tolist()) for row in table.all()["tokens"]]
     return {name for text in texts for name in re.findall(r"doc\d+(?= )", text)}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhsh.data.shards import ZSTD, StoredTable, write_index, write_shard
-from mhsh.data.tables import ArrayTable, Table, fingerprint_of, format_overlap, overlap, unigram_entropy
+from mhsh.data.tables import ArrayTable, ExampleTable, fingerprint_of, format_overlap, overlap, unigram_entropy
 
 RNG = np.random.default_rng(3)
 
@@ -20,7 +20,7 @@ EXAMPLES = {"inputs": RNG.integers(1, 99, (10, 4)).astype(np.int32), "scores": R
 
 
 @pytest.fixture(params=["memory", "disk"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> ExampleTable:
     """EXAMPLES; on disk in three shards, one of them empty."""
     if request.param == "memory":
         return ArrayTable(EXAMPLES)
@@ -29,7 +29,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
     return StoredTable(tmp_path)
 
 
-def test_examples_are_taken_in_any_order(table: Table) -> None:
+def test_examples_are_taken_in_any_order(table: ExampleTable) -> None:
     assert len(table) == 10
     for numbers in (np.arange(10), np.array([9, 0, 4, 0, 2]), np.array([1]), np.arange(0)):
         for name, values in table.take(numbers).items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.compare import Question, make_report
+from mhsh.cli.compare import CompareOptions, make_report
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = {"budget 540": "0.6", "budget 850": "2", "budget 1800": "2", "budget 2550": "6", "budget 5400": "6", "budget 8500": "20"}
@@ -28,7 +28,7 @@ IN_README = {("decoder", "20"), ("trained", "21"), ("multi30k_whole", "5")}
 def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: Path) -> None:
     with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
         kept.extractall(tmp_path, filter="data")
-    report = make_report(Question([str(tmp_path / stage)], over="lr", choosing_seeds=2))
+    report = make_report(CompareOptions([str(tmp_path / stage)], over="lr", choosing_seeds=2))
     page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/evidence.md", "README.md"))
     name, shape, whole = STAGES[stage]
     expected = []
