@@ -79,7 +79,12 @@ def test_the_first_table_has_the_measure_the_difference_and_the_costs(two_groups
     assert deep["difference"].value == pytest.approx(-0.1 + 0.003) and deep["trained"].text == "3 of 3"
     assert deep["difference"].text.startswith("\u2212") and deep["difference"].mark == ""
     # The target is the highest final loss, 2.52: of the shallow seed 2, after 30 steps.
-    assert shallow["steps to 2.520"].value == pytest.approx((30 + 10 * (0.28 / 0.3 + 0.28 / 0.29) + 40) / 3)
+    steps = 30 + 10 * (0.28 / 0.3 + 0.28 / 0.29) + 40
+    assert shallow["steps to 2.520"].value == pytest.approx(steps / 3)
+    # It lies between two evaluations, so three digits are shown, with the interval.
+    (others,) = (table for table in two_groups.tables if table.title == "Other measures, not tested")
+    tokens = cells(others, 0)["tokens to the target"]
+    assert (tokens.value, tokens.text) == (pytest.approx(512 * steps / 3), "15,200") and " to " in tokens.note
 
 
 def test_a_target_that_the_first_evaluation_meets_was_reached_at_most_there(make_run: MakeRun) -> None:

@@ -15,12 +15,14 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
 from mhsh.errors import UserError
 from mhsh.report.curves import drawn_curve
-from mhsh.report.figure_files import figure_bytes
+from mhsh.report.figure_files import figure_bytes, log_ticks
 from mhsh.report.figures import points_figure
 from mhsh.report.files import curves_to_csv, prepare_files, tables_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
@@ -94,6 +96,12 @@ def test_csv_has_no_formulas() -> None:
         cells = [cell for row in csv.reader(io.StringIO(content.decode())) for cell in row]
         assert "'=HYPERLINK(1)" in cells or "'=HYPERLINK(1) seed 0" in cells
         assert not [cell for cell in cells if cell.startswith(("=", "@", "\t"))]
+
+
+@given(st.floats(1e-6, 1e9), st.floats(1.05, 1e4))
+def test_a_logarithmic_axis_has_several_ticks_and_not_many(low: float, ratio: float) -> None:
+    ticks = log_ticks(low, low * ratio)
+    assert 2 <= len(ticks) <= 8 and ticks == sorted(ticks) and low <= ticks[0] and ticks[-1] <= low * ratio
 
 
 @pytest.mark.parametrize(("name", "shown"), list(zip(HOSTILE, CLEAN, strict=True)))
