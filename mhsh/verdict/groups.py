@@ -23,8 +23,7 @@ from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.runs import Run
 
 TRAINED = "trained"
-STUCK = "on the unigram plateau"
-DIVERGED = "diverged"
+STUCK, DIVERGED = outcome.ON_PLATEAU, outcome.DIVERGED
 CUT = "without last rows"
 
 GROUP_RULE = (
@@ -70,7 +69,7 @@ class Member:
     def state(self) -> str:
         """TRAINED, STUCK or DIVERGED; else FAILED, RUNNING, STOPPED, WAITING or CUT."""
         kind, run = self.cell.state.kind if self.cell else FINISHED, self.run
-        if kind == GAVE_UP or (run is not None and run.recorded("outcome") == outcome.DIVERGED):
+        if kind == GAVE_UP or (run is not None and run.recorded("outcome") == DIVERGED):
             return DIVERGED
         if kind != FINISHED:
             return kind
@@ -79,9 +78,9 @@ class Member:
         status = run.recorded("status")
         if status != FINISHED and (run.end != self.config.train.num_steps or run.is_cut):
             return RUNNING if status == RUNNING else STOPPED
-        if run.is_cut and run.outcome != outcome.DIVERGED:
+        if run.is_cut and run.outcome != DIVERGED:
             return CUT
-        return {outcome.ON_PLATEAU: STUCK, outcome.DIVERGED: DIVERGED}.get(run.outcome, TRAINED)
+        return run.outcome if run.outcome in (STUCK, DIVERGED) else TRAINED
 
     @property
     def trained(self) -> bool:
