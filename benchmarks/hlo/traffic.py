@@ -230,7 +230,7 @@ def _read_of(module: Module, computation: Computation, name: str) -> int | None:
     for user in computation.instructions.values():
         if name not in user.operands:
             continue
-        if user.opcode == "bitcast":
+        if user.opcode == "bitcast" or _retiles(module, user):
             part = _read_of(module, computation, user.name)
         elif user.opcode in _SLICES and user.operands[0] == name and name not in user.operands[1:]:
             part = _part(arrays(user.shape)[0], computation, name)
@@ -249,6 +249,14 @@ def _read_of(module: Module, computation: Computation, name: str) -> int | None:
             return None
         total += part
     return total
+
+
+def _retiles(module: Module, instruction: Instruction) -> bool:
+    """Whether it is, within a fusion, an array seen in other tiles: a copy in place. A TPU7x's
+    programs make one of a whole stack before they slice it.
+    """
+    in_place = instruction.opcode == "fusion" and "output_to_operand_aliasing" in instruction.attributes
+    return in_place and module.computations[instruction.called()[0]].root.opcode == "copy"
 
 
 def _roots(computation: Computation) -> list[Instruction]:

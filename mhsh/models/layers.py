@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
+from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seeds, dropout, split_seeds
 from mhsh.models.parameters import AXES, KERNELS, Kernel
 from mhsh.models.sublayer import Branch
@@ -299,12 +300,22 @@ class FeedForward(nn.Module):
         hidden_seed, out_seed = split_seeds(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
         up, up_bias, down = (each.astype(dtype) for each in (self.up_kernel, self.up_bias, self.down_kernel))
-        hidden = checkpoint_name(jnp.einsum("BTD,DF->BTF", x.astype(dtype), up) + up_bias, "hidden")
+        hidden = checkpoint_name(_product(x.astype(dtype), up) + up_bias, "hidden")
         activation = ACTIVATIONS[config.activation]
         if config.mlp == "gated":
-            gate = jnp.einsum("BTD,DF->BTF", x.astype(dtype), self.gate_kernel.astype(dtype)) + self.gate_bias.astype(dtype)
+            gate = _product(x.astype(dtype), self.gate_kernel.astype(dtype)) + self.gate_bias.astype(dtype)
             hidden = activation(checkpoint_name(gate, "hidden")) * hidden
         else:
             hidden = activation(hidden)
         hidden = dropout(hidden, config.mlp_dropout, hidden_seed)
-        return Branch(jnp.einsum("BTF,FD->BTD", hidden, down), self.down_bias, out_seed)
+        return Branch(_product(hidden, down), self.down_bias, out_seed)
+
+
+def _product(x: Float[Array, "B T D"], kernel: Float[Array, "D F"]) -> Float[Array, "B T F"]:
+    """x times `kernel`, on CPUs with rows as one axis: where a kernel's gradient is a sum over two,
+    XLA transposes the other factor first. Results are equal bit by bit. What accelerators gain or
+    lose by it has not been counted (docs/development/speed.md).
+    """
+    if current_platform() != "cpu":
+        return jnp.einsum("BTD,DF->BTF", x, kernel)
+    return jnp.einsum("RD,DF->RF", x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)

@@ -125,6 +125,36 @@ def test_stacks_updated_by_a_fusion_in_a_fusion():
     assert sorted(written) == [("p0", row), ("p1", row)]
 
 
+# As the compiler for a TPU7x slices a stack, whose tiles it first reads as others.
+RETILED = """HloModule retiled
+
+%tiles (p0: bf16[12,16,128]) -> bf16[12,16,128] {
+  %p0 = bf16[12,16,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  ROOT %copy = bf16[12,16,128]{2,1,0:T(8,128)(2,1)} copy(%p0)
+}
+
+%slice (p0: bf16[12,16,128], p1: s32[]) -> bf16[1,16,128] {
+  %p0 = bf16[12,16,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %tiled = bf16[12,16,128]{2,1,0:T(8,128)(2,1)} fusion(%p0), kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%tiles
+  ROOT %row = bf16[1,16,128]{2,1,0:T(8,128)(2,1)} dynamic-slice(%tiled, %p1, %zero, %zero), dynamic_slice_sizes={1,16,128}
+}
+
+ENTRY %main (x: bf16[12,16,128], at: s32[]) -> bf16[1,16,128] {
+  %x = bf16[12,16,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  %at = s32[] parameter(1)
+  ROOT %out = bf16[1,16,128]{2,1,0:T(8,128)(2,1)} fusion(%x, %at), kind=kLoop, calls=%slice
+}
+"""
+
+
+def test_a_slice_of_a_stack_that_is_read_in_other_tiles():
+    row = 16 * 128 * 2
+    traffic = count_traffic(parse_module(RETILED))
+    assert (traffic.read, traffic.written) == (row + 4, row)
+
+
 # A stack of 12 rows is made of zeros, and a computation that is called writes one row of it.
 CALLED = """HloModule called
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import regroup
+from mhsh.models import layers
 from mhsh.models.attention import MultiHeadAttention, attention_mask
 from mhsh.models.layers import ACTIVATIONS, FeedForward, sinusoids
 from tests.conftest import MakeConfig
@@ -96,3 +97,18 @@ def test_activations_and_their_derivatives_are_jaxs_own(name: str) -> None:
     values, slopes = jax.vmap(jax.value_and_grad(ACTIVATIONS[name]))(x)
     plain, plain_slopes = jax.vmap(jax.value_and_grad(lambda value: jax.nn.gelu(value, approximate=approximate)))(x)
     assert np.abs(values - plain).max() < 1e-6 and np.abs(slopes - plain_slopes).max() < 1e-6
+
+
+def test_rows_as_one_axis_transpose_nothing_and_give_the_same_bits(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(make_config("bert", "2l8h").model, compute_dtype="float32")
+    x, found = jax.random.normal(jax.random.key(0), (2, 8, model.embed_dim)), {}
+    params = FeedForward(model).init(jax.random.key(1), x, None)
+    for platform in ("cpu", "tpu"):
+        monkeypatch.setattr(layers, "current_platform", lambda name=platform: name)
+        step = jax.jit(jax.value_and_grad(lambda params, x: (FeedForward(model).apply(params, x, None) ** 2).sum(), argnums=(0, 1)))
+        program = step.lower(params, x).compile()
+        found[platform] = program.as_text().count(" transpose("), program(params, x)
+    assert (found["cpu"][0], found["tpu"][0]) == (0, 2)
+    jax.tree.map(np.testing.assert_array_equal, found["cpu"][1], found["tpu"][1])
