@@ -6,7 +6,7 @@ import functools
 import math
 import re
 
-from benchmarks.hlo.traffic import arrays
+from benchmarks.hlo.arrays import arrays
 from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, inside
 
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.hlo.traffic import PHASES, Array, arrays, count_traffic
+from benchmarks.hlo.arrays import Array, arrays
+from benchmarks.hlo.traffic import PHASES, count_traffic
 from mhsh.planning.hlo import parse_module
 
 
