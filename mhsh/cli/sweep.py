@@ -333,16 +333,22 @@ class _Progress:
             self._next = began + max(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)], 10 * took)
 
     def _update(self, said: bool) -> None:
-        for name in self.left:
-            state = self._folder.state(name)
-            if state.kind in ENDED:
-                self.ended[name] = state
-                self._flops += self._costs[name] if said else 0.0
-                if said:
-                    self._say_ended(name, state)
-            elif state.kind == RUNNING and self._seen.get(name) != RUNNING and said:
-                print(f"  {name} ...", flush=True)
-            self._seen[name] = state.kind
+        looked = -1
+        while looked < len(self.ended):  # the end of those that choose makes others needed
+            looked = len(self.ended)
+            for name in self.left:
+                self._look_at(name, said)
+
+    def _look_at(self, name: str, said: bool) -> None:
+        state = self._folder.state(name)
+        if state.kind in ENDED:
+            self.ended[name] = state
+            self._flops += self._costs[name] if said else 0.0
+            if said:
+                self._say_ended(name, state)
+        elif state.kind == RUNNING and self._seen.get(name) != RUNNING and said:
+            print(f"  {name} ...", flush=True)
+        self._seen[name] = state.kind
 
     def _say_ended(self, name: str, state: CellState) -> None:
         words = state.kind
