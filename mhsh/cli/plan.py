@@ -45,8 +45,7 @@ def run(
       topology: compile the step for v5e:4x4, tpu7x:2x2x1, h100:8, ... or local:8
       num_slices: slices of that layout
       hbm: memory of a device in GiB; the public figure by default
-      chips: KIND:N,... estimate the time on N of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200
-        or gb200
+      chips: KIND:N,... the time on N of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200 or gb200
       price: KIND:DOLLARS of a chip-hour; adds what the run costs on those chips
       max_hours: whether the run ends within so many hours of --chips; its price is that of no more
       as_json: print one JSON object
@@ -74,21 +73,16 @@ def run(
 
     # First, for they are refused at once.
     times = {name: {f"{number} {kind}": time(one, kind, number) for kind, number in counts} for name, one in configs.items()}
-    plans = {name: ledger(one, target, hbm_bytes) for name, one in configs.items()}
-    for name, one in configs.items():
-        if counts:
-            plans[name]["time"] = times[name]
-        if target is not None:
+    plans = {name: ledger(one, target, hbm_bytes) | ({"time": times[name]} if counts else {}) for name, one in configs.items()}
+    if target is not None:
+        for name, one in configs.items():
             plans[name]["compiled"] = measure(one, target, hbm_bytes)
     if as_json:
         print(json.dumps({"configs": plans, "assumptions": ASSUMPTIONS}, indent=2))
-        return 0
-    _print(plans)
-    for name, plan in plans.items():
-        for warning in plan.get("compiled", {}).get("warnings", ()):
-            print(f"{name}: warning: {warning}")
-    if counts:
-        print("\nNo time here is measured. Assumed:", *ASSUMPTIONS, sep="\n- ")
+    else:
+        _print(plans)
+        if counts:
+            print("\nNo time here is measured. Assumed:", *ASSUMPTIONS, sep="\n- ")
     return 0
 
 
@@ -114,12 +108,15 @@ def _within(hours: Sequence[float], most: float) -> str:
 
 
 def _print(plans: Mapping[str, dict[str, Any]]) -> None:
-    """A column for each config, and with two of them the difference."""
+    """A column for each config, and with two their difference; then the compiler's warnings."""
     columns = [plan | {"compiled": _in_rows(plan["compiled"])} if "compiled" in plan else plan for plan in plans.values()]
     headers = [*plans, *(["difference"] if len(plans) == 2 else [])]
     table = Table(Column("", no_wrap=True), *(Column(name, overflow="fold") for name in headers), box=None, pad_edge=False)
     _add_rows(table, "", columns)
     Console(width=max(80, Console().width)).print(table)  # narrower, figures would be cut off
+    for name, plan in plans.items():
+        for warning in plan.get("compiled", {}).get("warnings", ()):
+            print(f"{name}: warning: {warning}")
 
 
 def _add_rows(table: Table, path: str, columns: Sequence[Mapping[str, Any]]) -> None:
