@@ -56,6 +56,7 @@ def run(
     refine: bool = False,
     dry_run: bool = False,
     parallel: Annotated[int, Parameter(validator=Number(gte=0))] = 1,
+    together: Count = 1,
     retry: bool = False,
 ) -> int:
     """Plans a config at every combination of some fields' values, trains it, and writes a report.
@@ -80,6 +81,7 @@ def run(
       refine: with --over, add values around the best until the grid hides little
       dry_run: print the plan and what it costs, and stop
       parallel: workers on this machine, which share the cores; 0: the plan alone
+      together: cells that a worker trains in one program, which differ in seeds and rates alone
       retry: try failed cells again
     """
     if choosing_seeds is not None and over is None:
@@ -106,7 +108,7 @@ def _train(folder: SweepFolder, plan: Plan, command: str, parallel: int, retry: 
         folder.open_for(plan, command)
         if retry:
             folder.forget_failures()
-        stopped_by, progress = _run_workers(folder, plan, parallel)
+        stopped_by, progress = _run_workers(folder, plan, parallel, together)
         refined = _refined(folder, plan) if refine and stopped_by is None and not progress.left else None
         if refined is None:
             break
@@ -176,7 +178,7 @@ def _with_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
     return _with_values(axes, seeds[0].path, range(last + 1, last + 1 + count))
 
 
-def _run_workers(folder: SweepFolder, plan: Plan, parallel: int) -> tuple[int | None, _Progress]:
+def _run_workers(folder: SweepFolder, plan: Plan, parallel: int, together: int) -> tuple[int | None, _Progress]:
     """The signal that stopped the workers, and what has become of the cells."""
     from mhsh.sweep.local import run_workers
 
@@ -188,7 +190,8 @@ def _run_workers(folder: SweepFolder, plan: Plan, parallel: int) -> tuple[int | 
     if not progress.left:
         return None, progress
     files = sorted({path for cell in plan.cells for path in files_of(cell.config)})
-    stopped_by, lines = run_workers(folder, parallel, files, progress.look)
+    flags = [*(f"--with={path}" for path in files), f"--together={together}"]
+    stopped_by, lines = run_workers(folder, parallel, flags, progress.look)
     progress.look(at_once=True)
     for line in lines if progress.left else ():
         print(line)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import interrupted
+from mhsh.cli.parser import Count
 from mhsh.cli.train import joined
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.recorded import from_record, to_record
-from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.guarded import LostRun
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import parents
 from mhsh.sweep.folder import FAILED, CellState, Choosing, Plan, SweepFolder
@@ -28,6 +28,7 @@ from mhsh.verdict.tuning import tune
 
 if TYPE_CHECKING:
     from mhsh.cluster.signals import StopSignals
+    from mhsh.training.loop import Held
 
 EXAMPLES = ("mhsh work runs/heads", "mhsh work gs://BUCKET/heads --distributed")
 
@@ -36,6 +37,7 @@ def run(
     sweep: Annotated[str, Parameter(name="SWEEP")],
     /,
     *,
+    together: Count = 1,
     distributed: bool = False,
     coordinator: str | None = None,
     num_processes: int | None = None,
@@ -49,6 +51,8 @@ def run(
 
     Args:
       sweep: the folder that mhsh sweep has planned, on a disk or in a bucket
+      together: train up to so many cells in one program, which differ in seeds and rates alone; on
+        one device
       distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm), which train each cell
         together; one command on each
       coordinator: HOST:PORT where process 0 listens, together with the next two
@@ -67,12 +71,17 @@ def run(
     import jax
 
     with cluster:
+        if together > 1 and jax.device_count() > 1:
+            raise UserError(
+                f"--together={together} is for a worker of one device, and this one has {jax.device_count()}; leave it out, or "
+                "start a worker a device, as with CUDA_VISIBLE_DEVICES=0"
+            )
         crew = Crew()
         if jax.process_index():
             return crew.follow()
         from mhsh.sweep.work import Worker
 
-        worker = Worker(folder, Needed(folder), crew.train)
+        worker = Worker(folder, Needed(folder), crew.train, together)
         stopped_by = worker.work()
         status = interrupted(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
         crew.dismiss(status)
@@ -85,10 +94,12 @@ class Crew:
     def __init__(self) -> None:
         self._cells, self._failures = itertools.count(), itertools.count()
 
-    def train(self, config: Config, run: RunFolder, note: str, stop: StopSignals) -> int | None:
-        """Of process 0: trains a cell, whose run folder it holds."""
-        self._tell({"run": str(run.path), "config": to_record(config)})
-        return self._train(config, run, note, stop)
+    def train(self, runs: Sequence[Held], stop: StopSignals) -> Iterator[tuple[Held, Exception | None]]:
+        """Of process 0: trains cells together, whose run folders it holds; several processes have
+        one. Yields each when it has ended, and its error.
+        """
+        self._tell({"run": str(runs[0].folder.path), "config": to_record(runs[0].config)})
+        return self._train(runs, stop)
 
     def dismiss(self, status: int) -> None:
         """Of process 0: all end, with this exit status."""
@@ -106,34 +117,31 @@ class Crew:
         """Of the others: trains what process 0 says. Returns the exit status."""
         from mhsh.cluster.agreement import told
         from mhsh.cluster.signals import StopSignals
+        from mhsh.training.loop import Held
 
         while "status" not in (cell := json.loads(told(f"cell/{next(self._cells)}"))):
-            try:
-                self._train(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "", StopSignals())
-            except Unavailable:
-                raise
-            except Exception as error:  # process 0 has raised it too, and notes it
-                print(f"mhsh: {error}", file=sys.stderr)
+            held = Held(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "")
+            for _, error in self._train([held], StopSignals()):
+                if error is not None:  # process 0 has it too, and notes it
+                    print(f"mhsh: {error}", file=sys.stderr)
         return cell["status"]
 
-    def _train(self, config: Config, run: RunFolder, note: str, stop: StopSignals) -> int | None:
+    def _train(self, runs: Sequence[Held], stop: StopSignals) -> Iterator[tuple[Held, Exception | None]]:
         from mhsh.cluster.agreement import heard_anywhere, same_everywhere
-        from mhsh.training.loop import check_own_entries, train_held
+        from mhsh.training.loop import train_together
 
-        try:
-            check_own_entries(config, run.path)
-            train_held(config, run, note, stop)
-        except (LostRun, Unavailable):
-            raise
-        except Exception as failed:
-            try:
-                same_everywhere(f"failed/{next(self._failures)}", "")
-            except UserError as error:
-                raise Unavailable(f"the processes of this worker did not fail together ({error}): {failed}") from failed
-            raise
-        finally:
-            gc.collect()  # the next cell needs the memory of the device
-        return heard_anywhere(stop.signal)
+        with contextlib.closing(train_together(runs, stop)) as training:
+            for held, ended in training:
+                if isinstance(ended, Exception):
+                    try:
+                        same_everywhere(f"failed/{next(self._failures)}", "")
+                    except UserError as error:
+                        raise Unavailable(f"the processes of this worker did not fail together ({error}): {ended}") from ended
+                    yield held, ended
+                else:
+                    stop.signal = heard_anywhere(stop.signal)
+                    yield held, None
+        gc.collect()  # the next cells need the memory of the device
 
 
 class Needed:

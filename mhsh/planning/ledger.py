@@ -13,7 +13,7 @@ from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.residual import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
-from mhsh.training.memory import candidates, device_bytes, footprint, with_policy
+from mhsh.training.memory import USABLE_SHARE, candidates, device_bytes, footprint, with_policy
 from mhsh.training.plan import Devices, plan_run
 
 
@@ -51,6 +51,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "mesh_choice": plan.mesh_choice and str(plan.mesh_choice),
         "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},
         "remat_policy": policy,
+        "cells_that_fit_together": int(USABLE_SHARE * (hbm_bytes or 0) // memory[policy].total) if num_devices == 1 else 0,
         "refused": plan.refusal,
         "total_bytes_by_remat_policy": {name: memory[name].total for name in policies},
         "omega_closed": {

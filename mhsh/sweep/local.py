@@ -23,13 +23,10 @@ _MOST_STARTS = 100  # of workers, those that were killed anew among them
 _DEVICE_MEMORY = 0.9  # of an accelerator's memory, shared by the workers
 
 
-def run_workers(folder: SweepFolder, count: int, files: Sequence[str], look: Callable[[], None]) -> tuple[int | None, list[str]]:
-    """Runs `count` times `mhsh work` to its end, and calls `look` again and again meanwhile. One
-    that is killed, as where memory runs out, starts again. SIGINT and SIGTERM are passed on once,
-    and the workers save their state.
-
-    Args:
-      files: of the user's entries, for --with.
+def run_workers(folder: SweepFolder, count: int, flags: Sequence[str], look: Callable[[], None]) -> tuple[int | None, list[str]]:
+    """Runs `count` times `mhsh work` with these flags to its end, and calls `look` again and again
+    meanwhile. One that is killed, as where memory runs out, starts again. SIGINT and SIGTERM are
+    passed on once, and the workers save their state.
 
     Returns:
       the number of the signal that stopped them, or None; and a line for each worker that ended by
@@ -49,7 +46,7 @@ def run_workers(folder: SweepFolder, count: int, files: Sequence[str], look: Cal
         stack.enter_context(_terminating(workers))
         logs = [stack.enter_context(_log(folder, slot)) for slot in range(count)]
         for slot in range(count if signals.signal is None else 0):
-            workers.append(_start(folder, slot, count, files, logs[slot]))
+            workers.append(_start(folder, slot, count, flags, logs[slot]))
         starts = len(workers)
         while any(worker.poll() is None for worker in workers):
             if signals.signal is not None:
@@ -59,13 +56,13 @@ def run_workers(folder: SweepFolder, count: int, files: Sequence[str], look: Cal
             for slot, worker in enumerate(workers):
                 if (worker.poll() or 0) < 0 and signals.signal is None and starts < _MOST_STARTS:
                     print(f"  {_ended(worker.returncode, logs[slot])}; started again", flush=True)
-                    workers[slot], starts = _start(folder, slot, count, files, logs[slot]), starts + 1
+                    workers[slot], starts = _start(folder, slot, count, flags, logs[slot]), starts + 1
         ended = zip(workers, logs, strict=False)
         lines = [_ended(worker.returncode, log) for worker, log in ended if worker.returncode not in (0, os.EX_TEMPFAIL, 130)]
     return signals.signal, lines if signals.signal is None else []
 
 
-def _start(folder: SweepFolder, slot: int, count: int, files: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(folder: SweepFolder, slot: int, count: int, flags: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     # Unbuffered, so that logs can be followed and hold the last lines of a killed process.
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     if count > 1:
@@ -73,7 +70,7 @@ def _start(folder: SweepFolder, slot: int, count: int, files: Sequence[str], log
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{_DEVICE_MEMORY / count:.3f}")
     with open(log, "ab") as output:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "mhsh", "work", str(folder.path), *(f"--with={path}" for path in files)],
+            [sys.executable, "-m", "mhsh", "work", str(folder.path), *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,4 +1,5 @@
-"""A worker of a sweep: it claims a cell, trains it, and takes the next one, until all have ended.
+"""A worker of a sweep: it claims a cell, or several that are trained together, trains them, and
+takes the next, until all have ended.
 
 A claim is the lock of the cell's run folder: of the file system on a disk, and in a bucket an
 object that its holder refreshes. Where a worker dies its claim is free, there at once and here
@@ -10,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from mhsh import __version__
 from mhsh.cluster.signals import StopSignals
@@ -23,20 +25,34 @@ from mhsh.storage.holder import InUse, holder
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder
+from mhsh.training.loop import Held
+from mhsh.training.step import shared_program
 
 TRIES = 3  # at a cell whose worker dies each time at the same place; and of a worker that finishes none
 _SECONDS_BETWEEN_LOOKS = {False: 1.0, True: 10.0}  # on a disk; in a bucket, where each look is billed
 
-Train = Callable[[Config, RunFolder, str, StopSignals], int | None]  # as mhsh.training.loop.train_held
+# As mhsh.training.loop.train_together: yields each run when it has ended, with its error, or None.
+Train = Callable[[Sequence[Held], StopSignals], Iterable[tuple[Held, Exception | None]]]
 Needed = Callable[[Plan, Collection[str]], Sequence[str]]  # of a plan and the cells that have ended, those to be trained
 
 
-class Worker:
-    """Trains the cells of a sweep, one after the other. Any number of workers share the folder."""
+class _Claim(NamedTuple):
+    """A cell that this worker has."""
 
-    def __init__(self, folder: SweepFolder, needed: Needed, train: Train) -> None:
-        """`needed` may name more cells when others have ended."""
-        self._folder, self._needed, self._train = folder, needed, train
+    cell: Cell
+    parent: Cell | None
+    run: RunFolder
+    note: str  # what holding it says
+
+
+class Worker:
+    """Trains the cells of a sweep. Any number of workers share the folder."""
+
+    def __init__(self, folder: SweepFolder, needed: Needed, train: Train, together: int = 1) -> None:
+        """`needed` may name more cells when others have ended. Up to so many cells are trained
+        `together`: those that share a program, and stand at the same step.
+        """
+        self._folder, self._needed, self._train, self._together = folder, needed, train, together
         self._watch = Watch()
         self._tries = self._trained = 0
         self.ended: dict[str, CellState] = {}
@@ -60,13 +76,13 @@ class Worker:
             left = [cell for cell in self._cells(plan) if cell.name not in self.ended]
             if not left:
                 return None
-            for cell in left:
-                tried, stopped_by = self._try(plan, cell)
-                if stopped_by is not None:
-                    return stopped_by
-                if tried:
-                    said = []
-                    break
+            with contextlib.ExitStack() as held:
+                claims = self._claim_alike(plan, left, held)
+                stopped_by = self._try(claims)
+            if stopped_by is not None:
+                return stopped_by
+            if claims:
+                said = []
             else:
                 names = [cell.name for cell in left if cell.name not in self.ended]
                 if names and names != said:
@@ -82,53 +98,80 @@ class Worker:
     def _say_holder(self, name: str) -> str:
         return f"{name}: {holder(self._folder.run_folder(name).path)}"
 
-    def _try(self, plan: Plan, cell: Cell) -> tuple[bool, int | None]:
-        """Whether this worker had the cell, and the number of the signal that stopped it."""
+    def _claim_alike(self, plan: Plan, left: Sequence[Cell], held: contextlib.ExitStack) -> list[_Claim]:
+        """The first cell that nobody has, and those after it that can be trained with it."""
+        claims: list[_Claim] = []
+        for cell in left:
+            if len(claims) == self._together:
+                break
+            if not claims or self._shares(cell, claims[0]):
+                claim = self._claim(plan, cell, held)
+                claims += [claim] if claim is not None else []
+        return claims
+
+    def _shares(self, cell: Cell, first: _Claim) -> bool:
+        """Whether the cell would go on with the program of the first one, and from its step."""
+        if shared_program(cell.config) != shared_program(first.cell.config):
+            return False
+        return self._folder.run_folder(cell.name).newest_checkpoint() == first.run.newest_checkpoint()
+
+    def _claim(self, plan: Plan, cell: Cell, held: contextlib.ExitStack) -> _Claim | None:
+        """The cell, until the end of `held`; None where it is not to be had."""
         parent = parents(plan.cells).get(cell.name)
         if self._has_ended(cell.name) or (parent is not None and not self._has_ended(parent.name)):
-            return False, None
+            return None
         with contextlib.ExitStack() as claim:
+            run = RunFolder.made(self._folder.run_folder(cell.name).path)
             try:
-                run = RunFolder.made(self._folder.run_folder(cell.name).path)
                 note = claim.enter_context(run.held(self._watch))
             except InUse:
-                return False, None
+                return None
             if self._has_ended(cell.name):  # in the moment before
-                return False, None
-            stop = StopSignals()
-            with self._recorded(cell, stop):
-                begun = self._folder.begin(cell.name)
-                if begun > TRIES:
-                    raise UserError(f"{TRIES} workers have died of it at the same place; look at their logs")
-                config = self._folder.run_config(cell, parent)
-                if parent is not None and not config.train.start_from and not run.has_begun():
-                    print(f"{cell.name} trains all its steps: {parent.name} has no checkpoint from before its decay any more")
-                run.begin(config)
-                stopped_by = self._train(config, run, note, stop)
-                stop.signal = stop.signal if stop.signal is not None else stopped_by
-        return True, stop.signal
+                return None
+            held.push(claim.pop_all())
+        return _Claim(cell, parent, run, note)
 
-    @contextlib.contextmanager
-    def _recorded(self, cell: Cell, stop: StopSignals) -> Iterator[None]:
-        """Notes how the try ends that is made inside the `with`. An error of the cell is no end of
-        the worker.
-        """
-        begun, reason = time.monotonic(), ""
-        print(f"{cell.name} ...", flush=True)
+    def _try(self, claims: Sequence[_Claim]) -> int | None:
+        """Trains the cells. Returns the number of the signal that stopped this worker."""
+        stop, begun = StopSignals(), time.monotonic()
+        ready: dict[str, Held] = {}
+        for claim in claims:
+            print(f"{claim.cell.name} ...", flush=True)
+            try:
+                ready[claim.cell.name] = Held(self._begin(claim), claim.run, claim.note)
+            except LostRun as error:
+                raise Unavailable(str(error)) from error
+            except Unavailable:
+                raise
+            except Exception as error:
+                self._note_end(claim.cell.name, error, stop, begun)
         try:
-            yield
+            for held, error in self._train(list(ready.values()), stop) if ready else ():
+                self._note_end(held.folder.path.name, error, stop, begun)
         except LostRun as error:
             raise Unavailable(str(error)) from error
-        except Unavailable:
-            raise
-        except UserError as error:
-            reason = str(error)
-        except Exception as error:
-            traceback.print_exc()
+        return stop.signal
+
+    def _begin(self, claim: _Claim) -> Config:
+        """Notes that a try begins. Returns the config that is trained."""
+        cell, parent, run, _ = claim
+        if self._folder.begin(cell.name) > TRIES:
+            raise UserError(f"{TRIES} workers have died of it at the same place; look at their logs")
+        config = self._folder.run_config(cell, parent)
+        if parent is not None and not config.train.start_from and not run.has_begun():
+            print(f"{cell.name} trains all its steps: {parent.name} has no checkpoint from before its decay any more")
+        run.begin(config)
+        return config
+
+    def _note_end(self, name: str, error: Exception | None, stop: StopSignals, begun: float) -> None:
+        """Notes how the try at a cell has ended. An error of the cell is no end of the worker."""
+        reason = "" if error is None else str(error)
+        if error is not None and not isinstance(error, UserError):
+            traceback.print_exception(error)
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        self._folder.finish(cell.name, 2 if reason else 128 + stop.signal if stop.signal else 0, reason)
-        state = self._folder.outcome(cell.name)
-        print(f"{cell.name}: {state.kind}{state.reason and ', '}{state.reason} ({time.monotonic() - begun:.0f} s)", flush=True)
+        self._folder.finish(name, 2 if reason else 128 + stop.signal if stop.signal else 0, reason)
+        state = self._folder.outcome(name)
+        print(f"{name}: {state.kind}{state.reason and ', '}{state.reason} ({time.monotonic() - begun:.0f} s)", flush=True)
         self._tries, self._trained = self._tries + 1, self._trained + (state.kind != FAILED)
         if self._tries == TRIES and not self._trained:
             raise UserError(f"the first {TRIES} cells have failed here, the last one of: {reason}; look at this machine")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -16,8 +17,9 @@ from mhsh.config.fields import differences, format_differences, free_fields
 from mhsh.config.resolve import branch_point, decay_start
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
 from mhsh.models.build import left_to_xla
+from mhsh.storage.guarded import LostRun
 from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder
@@ -25,12 +27,22 @@ from mhsh.training.branch import branch
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.ending import ending
 from mhsh.training.nan_report import format_report, nan_report
+from mhsh.training.program import HostBatch, Program, check_together
 from mhsh.training.progress import Display
 from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.remarks import Remarks
 from mhsh.training.setup import Run, start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
+from mhsh.training.watching import Clock
+
+
+class Held(NamedTuple):
+    """A run whose folder process 0 holds, and which is open for this config."""
+
+    config: Config
+    folder: RunFolder
+    note: str  # what holding it says
 
 
 def train(
@@ -73,19 +85,40 @@ def train_held(
       note: what holding it says.
       stop: afterwards it also knows of a signal that came when the run was at its end.
     """
+    [(_, ended)] = train_together([Held(config, folder, note)], stop, verbose, accept_gap)
+    if isinstance(ended, Exception):
+        raise ended
+    return ended
+
+
+def train_together(
+    runs: Sequence[Held], stop: StopSignals, verbose: bool = False, accept_gap: bool = False
+) -> Generator[tuple[Held, int | Exception | None]]:
+    """`train_held` of several runs in one program; yields each when it has ended, with what that
+    returns or raises. Those that stand at other steps are trained one after the other.
+
+    Raises:
+      Unavailable: storage does not answer; the runs that have not ended go on from their newest
+        checkpoints.
+      LostRun: likewise; another process has taken a run.
+    """
     begin_run()
-    bear(config.train.storage_minutes)
-    if jax.process_index() == 0:
-        if config.train.tracker == "wandb":
-            check_wandb()
-        if not accept_gap:
-            folder.check_checkpoints()
-        differing = format_differences(folder.read_config(), config, without=free_fields(config.model.objective))
-        if differing:
-            raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
-        branch(folder, config)
-    wait_for_all("the folder")
-    return _train(config, folder, note, stop, verbose, accept_gap)
+    with contextlib.ExitStack() as open_runs:
+        by_step: dict[int, list[_Ready]] = {}
+        for held in runs:
+            try:
+                ready = open_runs.enter_context(_prepared(held, len(runs), verbose, accept_gap))
+            except (Unavailable, LostRun):
+                raise
+            except Exception as error:
+                yield held, error
+                continue
+            if ready is None:
+                yield held, None
+            else:
+                by_step.setdefault(ready.step, []).append(ready)
+        for alike in by_step.values():
+            yield from _train_alike(alike, stop) if stop.signal is None else [(each.held, stop.signal) for each in alike]
 
 
 def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
@@ -104,28 +137,57 @@ def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     check_entries(config)
 
 
-def _train(config: Config, folder: RunFolder, note: str, stop: StopSignals, verbose: bool, accept_gap: bool) -> int | None:
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A run before its first step in this process."""
+
+    held: Held
+    run: Run
+    state: TrainState
+    step: int  # of the state
+    started_from: dict[str, Any] | None
+    changed: Mapping[str, tuple[Any, Any]]
+    used: Counters
+    lost_rows: int
+
+
+@contextlib.contextmanager
+def _prepared(held: Held, together: int, verbose: bool, accept_gap: bool) -> Iterator[_Ready | None]:
+    """The run, one of so many `together`; None where nothing is left to train."""
+    config, folder, _ = held
+    check_own_entries(config, folder.path)
+    bear(config.train.storage_minutes)
+    if together > 1:
+        check_together(config)
+    if jax.process_index() == 0:
+        if config.train.tracker == "wandb":
+            check_wandb()
+        if not accept_gap:
+            folder.check_checkpoints()
+        differing = format_differences(folder.read_config(), config, without=free_fields(config.model.objective))
+        if differing:
+            raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
+        branch(folder, config)
+    wait_for_all("the folder")
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
             for line in ending(folder, config):
                 print(f"{folder.path.name}: {line}")
-        return None  # nothing is left to train
-    with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=jax.process_index() != 0)) as display:
-        run = Run(config, folder, display)
-        stopped_by = _train_run(run, note, stop, verbose, accept_gap)
-        for line in ending(folder, config) if jax.process_index() == 0 else ():
-            display.note(line)
-        return stopped_by
+        yield None
+        return
+    quiet = jax.process_index() != 0
+    with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=quiet, alone=together == 1)) as display:
+        yield _made_ready(held, Run(config, folder, display, together), verbose, accept_gap)
 
 
-def _train_run(run: Run, note: str, stop: StopSignals, verbose: bool, accept_gap: bool) -> int | None:
+def _made_ready(held: Held, run: Run, verbose: bool, accept_gap: bool) -> _Ready:
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
     counts = run.corpus.summary()
     choices = [str(run.plan.mesh_choice or ""), str(run.plan.remat or "") if verbose else ""]
     with jax.set_mesh(run.mesh):
         choices.append(left_to_xla(config.model))
-    for line in (note, keep_compiled(folder), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
+    for line in (held.note, keep_compiled(folder), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             display.note(line)
 
@@ -139,24 +201,93 @@ def _train_run(run: Run, note: str, stop: StopSignals, verbose: bool, accept_gap
         cut = folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.kept), cut.lost
         clock.add({"repeated": cut.dropped_seconds})
-    run.compile()
+    return _Ready(held, run, state, step, started_from, changed, used, lost)
+
+
+def _train_alike(ready: Sequence[_Ready], stop: StopSignals) -> Iterator[tuple[Held, int | Exception | None]]:
+    """Steps runs that stand at the same step. One that ends before the others is stepped on, with
+    some batch and unseen: a smaller program would have to be compiled.
+    """
+    left = list(range(len(ready)))
+    for each in ready:
+        each.run.together = len(ready)
+    try:
+        program = Program([each.run for each in ready], [each.state for each in ready])
+        for place, ended in _rounds(program, ready, stop):
+            left.remove(place)
+            yield ready[place].held, ended
+    except (Unavailable, LostRun):
+        raise
+    except Exception as error:
+        yield from ((ready[place].held, error) for place in left)
+
+
+def _rounds(program: Program, ready: Sequence[_Ready], stop: StopSignals) -> Iterator[tuple[int, int | Exception | None]]:
+    """Steps the runs until all have ended; yields the place of each that has, and how."""
+    training = {place: _train(each, program, place) for place, each in enumerate(ready)}
+    clocks = {place: each.run.clock for place, each in enumerate(ready)}
+    batches: list[Any] = [None] * len(ready)
+    with stop, maintenance_watch(stop), contextlib.ExitStack() as opened:  # until all is written
+        for each in training.values():
+            opened.callback(each.close)
+        requested = None
+        while training:
+            for place in _in_turn([*training], clocks):
+                try:
+                    batches[place] = training[place].send(requested)
+                except (Unavailable, LostRun):
+                    raise
+                except StopIteration as ended:
+                    del training[place]
+                    yield place, ended.value
+                except Exception as error:
+                    del training[place]
+                    yield place, error
+            if training:
+                program.step([batch or batches[min(training)] for batch in batches])
+                requested = stop.signal  # after this step all of them stop
+
+
+def _in_turn(places: Sequence[int], clocks: Mapping[int, Clock]) -> Iterator[int]:
+    """Each of the runs; meanwhile the others pause."""
+    if len(places) == 1:
+        yield from places
+        return
+    for place in places:
+        clocks[place].pause()
+    for place in places:
+        clocks[place].go_on()
+        yield place
+        clocks[place].pause()
+    for place in places:
+        clocks[place].go_on()
+
+
+def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, int | None, int | None]:
+    """Trains a run at its place in the program: yields the batch of each step. When the step has
+    begun it is sent the signal that asks it to stop, or None. Returns the signal that it stopped by
+    (None: it is finished).
+    """
+    run, folder, step = ready.run, ready.run.folder, ready.step
+    config, display, clock = run.config, run.display, run.clock
     compile_seconds = clock.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
-
     if folder.has_run_record():
         clock.add(folder.read_run("wall_seconds")["wall_seconds"])
-    record = RunRecord(run, state, compile_seconds, started_from, step, lost, {path: now for path, (_, now) in changed.items()})
+    changed = {path: now for path, (_, now) in ready.changed.items()}
+    record = RunRecord(run, program.state(place), compile_seconds, ready.started_from, step, ready.lost_rows, changed)
     record.write("running")
-    with stop:  # until all is written
-        trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
-        if jax.process_index() == 0:
-            is_wandb = config.train.tracker == "wandb"
-            trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step))
-        with Log(run, used, trackers) as log, contextlib.closing(run.watchdog):
-            stopped_by = _steps(run, log, record, state, step, stop)
-            with clock.phase("saving"):
-                run.checkpoints.close()
-        record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
+    trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
+    if jax.process_index() == 0:
+        is_wandb = config.train.tracker == "wandb"
+        trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step))
+    with Log(run, ready.used, trackers) as log, contextlib.closing(run.watchdog):
+        stopped_by = yield from _steps(run, log, record, program, place, step)
+        with clock.phase("saving"):
+            run.checkpoints.close()
+    record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
+    for line in ending(folder, config) if jax.process_index() == 0 else ():
+        display.note(line)
     return stopped_by
 
 
@@ -167,38 +298,39 @@ def _said(config: Config, step: int, changed: Mapping[str, tuple[Any, Any]]) -> 
     return line + ("; dropout draws other masks" if drops and "train.accumulation_steps" in changed else "")
 
 
-def _steps(run: Run, log: Log, record: RunRecord, state: TrainState, start: int, stop: StopSignals) -> int | None:
-    """Runs steps `start` + 1 to train.num_steps. Returns the number of the signal that ended it
-    early, or None.
+def _steps(
+    run: Run, log: Log, record: RunRecord, program: Program, place: int, start: int
+) -> Generator[HostBatch, int | None, int | None]:
+    """Steps `start` + 1 to train.num_steps, as `_train` has them. Returns the number of the signal
+    that ended it early, or None.
     """
     train, clock, watchdog, agreement = run.config.train, run.clock, run.watchdog, StopAgreement()
     decays_after = decay_start(run.config)  # longer runs begin with this checkpoint
     batches = contextlib.closing(run.batches(start, train.num_steps))
-    with batches as iterator, maintenance_watch(stop), clock.phase("training"):
-        for step, host_batch in enumerate(clock.waiting(iterator), start + 1):
-            batch = run.put(host_batch)
-            run.profiler.before_step(step, state)
-            state, metrics = run.train_step(state, batch)
-            run.profiler.after_step(step, state)
+    with batches as iterator, clock.phase("training"):
+        for step, batch in enumerate(clock.waiting(iterator), start + 1):
+            run.profiler.before_step(step, program.wait)
+            requested = yield batch
+            run.profiler.after_step(step, program.wait)
             run.checkpoints.raise_failed_save()
             log.finish_previous()  # while the device computes this step
-            log.begin(step, metrics)
+            log.begin(step, program.metrics(place))
 
             last = step == train.num_steps
-            stopped_by = agreement.stops_after(step, stop.signal)
+            stopped_by = agreement.stops_after(step, requested)
             saves = last or stopped_by is not None or _due(step, train.checkpoint_interval) or step == decays_after
             validates = last or _due(step, train.eval_interval)
             if saves or validates:
                 log.finish_previous(always=True)
             if log.skipped_in_a_row >= train.max_skipped_steps:
-                _give_up(run, record, state, batch, step)
+                _give_up(run, record, program.state(place), run.put(batch), step)
             if validates:
                 with clock.phase("evaluating"):
-                    log.validation(step, run.validator(state.params, train.eval_batches, watchdog.on_progress))
+                    log.validation(step, run.validator(program.state(place).params, train.eval_batches, watchdog.on_progress))
             if saves:
                 with clock.phase("saving"):
                     run.display.note(f"step {step}/{train.num_steps}  saving the checkpoint")
-                    _save(run, log, record, state, step, waits=last or stopped_by is not None)
+                    _save(run, log, record, program.state(place), step, waits=last or stopped_by is not None)
             watchdog.on_progress()
             if stopped_by is not None and not last:
                 return stopped_by

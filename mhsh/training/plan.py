@@ -47,8 +47,9 @@ class RunPlan(NamedTuple):
         return self._replace(remat=choice, refusal=_refusal(self.config, self.mesh_shape, self.devices, choice.needed_bytes))
 
 
-def plan_run(config: Config, devices: Devices | None = None) -> RunPlan:
-    """The plan of a run on `devices` (None: those that jax finds).
+def plan_run(config: Config, devices: Devices | None = None, together: int = 1) -> RunPlan:
+    """The plan of a run on `devices` (None: those that jax finds), which has the share of their
+    memory that it has beside others, so many `together`.
 
     `auto` becomes the first remat policy that fits; without a known memory, the one that needs
     least. The activations of a policy that the config names are left to the compiler, which may
@@ -58,13 +59,18 @@ def plan_run(config: Config, devices: Devices | None = None) -> RunPlan:
     devices = devices or Devices.of(jax.devices())
     shape = mesh_shape(config, devices.count, devices.slices)
     check_divisibility(config, shape)
+    if devices.bytes is not None:
+        devices = devices._replace(bytes=devices.bytes // together)
     choice = None
     if config.model.remat_policy == "auto":
         choice = choose_remat(config, shape, devices.bytes or 0, devices.platform)
         config = with_policy(config, choice.policy)
     needed = choice.needed_bytes if choice else state_footprint(config, shape).total
-    mesh = choose_mesh(config, devices.count, devices.slices)
-    return RunPlan(config, shape, mesh, devices, choice, _refusal(config, shape, devices, needed))
+    mesh, refusal = choose_mesh(config, devices.count, devices.slices), _refusal(config, shape, devices, needed)
+    if refusal and together > 1 and devices.bytes is not None:
+        fit = max(1, devices.bytes * together // needed)
+        refusal = f"{together} cells do not fit together, take --together={fit}; of each in its share: {refusal}"
+    return RunPlan(config, shape, mesh, devices, choice, refusal)
 
 
 def _refusal(config: Config, shape: Mapping[str, int], devices: Devices, needed: int) -> str | None:

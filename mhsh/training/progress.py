@@ -59,10 +59,12 @@ def fitted(words: Mapping[str, str], width: int) -> str:
 class Display(Tracker):
     """Shows the newest figures of a run."""
 
-    def __init__(self, name: str, num_steps: int, *, quiet: bool = False) -> None:
-        """`quiet`: prints nothing. Only one of several processes prints."""
+    def __init__(self, name: str, num_steps: int, *, quiet: bool = False, alone: bool = True) -> None:
+        """`quiet`: prints nothing. Only one of several processes prints. `alone`: no other run
+        shows its figures on the same terminal.
+        """
         self._name, self._num_steps, self._quiet = name, num_steps, quiet
-        self._is_live = not quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_live = alone and not quiet and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._row: Mapping[str, Any] | None = None
         self._validation: float | None = None
         self._step, self._began = 0, (0, 0.0)  # the first step of this process, and when it was done

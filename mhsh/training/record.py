@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,7 +50,7 @@ class Log:
         self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
         self._seconds_before = used.seconds - run.clock.trained()
         self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-        self._pending: tuple[int, StepMetrics] | None = None
+        self._pending: tuple[int, Callable[[], StepMetrics]] | None = None
         self._flushed = time.monotonic()
         self._trackers = trackers
         self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
@@ -66,8 +66,8 @@ class Log:
         for tracker in self._trackers:
             tracker.close(failed=error is not None)
 
-    def begin(self, step: int, metrics: StepMetrics) -> None:
-        """Takes the metrics of a step that may still be running."""
+    def begin(self, step: int, metrics: Callable[[], StepMetrics]) -> None:
+        """Takes what fetches the metrics of a step that may still be running."""
         self._pending = (step, metrics)
 
     def finish_previous(self, *, always: bool = False) -> None:
@@ -76,20 +76,19 @@ class Log:
         """
         if self._pending is None:
             return
-        step, metrics = self._pending
-        self._pending = None
-        is_finite, tokens, total = jax.device_get((metrics.is_finite, metrics.sums["tokens"].sum, metrics.sums["target_loss"]))
-        self._tokens += int(tokens)
+        (step, fetch), self._pending = self._pending, None
+        sums, is_finite, batch = fetch()
+        self._tokens += int(sums["tokens"].sum)
         self._flops += step_flops(self._run.config)
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         for tracker in self._trackers:
             tracker.on_step(step)
+        total = sums["target_loss"]
         loss = float(total.sum) / float(total.weight) if total.weight else math.nan
         spikes = is_spike(self._before, loss)
         self._before.append(loss)
         if not (always or spikes or not is_finite or step % self._run.config.train.log_interval == 0):
             return
-        sums, batch = jax.device_get((metrics.sums, metrics.batch))
         values = {name: float(total.sum) / float(total.weight) for name, total in sums.items() if name != "tokens"}
         seconds = self._seconds_before + self._run.clock.trained()
         row = self._row(step, "train", seconds, values) | {"batch": as_hex(batch)}
@@ -183,6 +182,7 @@ class RunRecord:
             "mesh": dict(run.mesh.shape),
             "remat_policy": config.model.remat_policy,
             "xla_flags": flags_in_force(config.train.xla_flags),
+            **({"cells_together": run.together} if run.together > 1 else {}),
         }
         clock = {name: before[name] for name in ran if name in before} | _clock_settings(run.folder.read_config())
         self._values: dict[str, Any] = {

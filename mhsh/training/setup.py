@@ -1,11 +1,10 @@
-"""Everything that a run consists of before its first step: mesh, data, model, optimizer, the
-compiled steps, checked on all processes; and the state that it starts from.
+"""Everything that a run consists of before its first step: mesh, data, model, optimizer, checked
+on all processes; and the state that it starts from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -25,7 +24,6 @@ from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
-from mhsh.models.types import Batch
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
@@ -36,7 +34,6 @@ from mhsh.training.plan import plan_run
 from mhsh.training.progress import Display
 from mhsh.training.sharding import process_rows, put_batch
 from mhsh.training.state import TrainState, abstract_state, create_state
-from mhsh.training.step import StepMetrics, compile_train_step, run_inputs
 from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
 
@@ -44,11 +41,9 @@ from mhsh.training.watching import Clock, Profiler, Watchdog
 class Run:
     """All that the loop needs."""
 
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]  # as soon as `compile` was called
-
-    def __init__(self, config: Config, folder: RunFolder, display: Display) -> None:
-        """A run of `config` in `folder`. Raises UserError where the data, the mesh or the folder
-        does not fit the config, or the processes differ.
+    def __init__(self, config: Config, folder: RunFolder, display: Display, together: int = 1) -> None:
+        """A run of `config` in `folder`, one of so many that are trained `together`. Raises UserError
+        where the data, the mesh or the folder does not fit the config, or the processes differ.
         """
         self.asked_for = config
         code_hash()  # kept from here on: the files are still those that were imported
@@ -58,7 +53,8 @@ class Run:
         self.clock = Clock(self.watchdog.on_phase, display.on_phase)
         self.profiler = Profiler(config.train, folder.path, self.clock, self.display.note)
 
-        self.plan = plan_run(config)
+        self.together = together
+        self.plan = plan_run(config, together=together)
         if self.plan.refusal:
             raise UserError(self.plan.refusal)
         self.config = config = self.plan.config
@@ -81,14 +77,8 @@ class Run:
         kept = dict(keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
         self.checkpoints = Checkpoints(folder.checkpoints_path, **kept, keep_step=decay_start(config))
         self.model = model = build_model(config.model)
-        self._compiling = compiling = _all_compile(self.clock)
+        self.compiling = compiling = _all_compile(self.clock)  # a context, whose end is when every process has compiled
         self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
-
-    def compile(self) -> None:
-        """Compiles the step; it ends when every process has."""
-        with self._compiling():
-            compiled = compile_train_step(self.config, self.model, self.optimizer, self.mesh, self.abstract)
-        self.train_step = functools.partial(compiled, run_inputs(self.config, self.mesh))
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""

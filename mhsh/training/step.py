@@ -13,6 +13,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, UInt32
+from msgspec.structs import replace
 
 from mhsh.config.resolve import named_flags
 from mhsh.config.schema import Config
@@ -52,6 +53,15 @@ def run_inputs(config: Config, mesh: Mesh) -> RunInputs:
 
 def _inputs(config: Config) -> RunInputs:
     return RunInputs(jnp.uint32(config.train.seed), jax.tree.map(jnp.float32, rates(config.optimizer, config.train)))
+
+
+def shared_program(config: Config) -> Config:
+    """The config without what is an input of its steps or of its first state: configs for which
+    this is the same share a compiled program.
+    """
+    train = replace(config.train, seed=0, start_from="")
+    rates = replace(config.optimizer, learning_rate=1.0, end_learning_rate=0.0, warmup_steps=0)
+    return replace(config, data=replace(config.data, seed=0), optimizer=rates, train=train)
 
 
 def train_step(
@@ -173,23 +183,34 @@ def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSu
 
 
 def compile_train_step(
-    config: Config, model: Model, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, state: TrainState
+    config: Config,
+    model: Model,
+    optimizer: optax.GradientTransformationExtraArgs,
+    mesh: Mesh,
+    state: TrainState,
+    runs: int = 1,
 ) -> jax.stages.Compiled:
     """The train step, compiled for this mesh with explicit shardings: a function of `run_inputs`,
     the state and the batch. It donates the old state. `state` may be abstract (shapes, dtypes and
-    shardings). Raises UserError where this XLA does not have the flags of train.xla_flags.
+    shardings). The step of several `runs` is mapped over a first axis of all of these, on a mesh of
+    one device. Raises UserError where this XLA does not have the flags of train.xla_flags.
     """
-    shardings = shardings_of(state)
     batch = example_batch(config, config.train.batch_size)
+    step = functools.partial(train_step, config=config, model=model, optimizer=optimizer)
+    inputs = jax.eval_shape(functools.partial(_inputs, config))  # the mesh may have no real devices
+    arguments: tuple[Any, ...] = inputs, shapes_of(state), shapes_of(batch)
+    shardings, rows = shardings_of(state), batch_sharding(mesh)
+    if runs > 1:
+        step, shardings, rows = jax.vmap(step), replicated(mesh), replicated(mesh)
+        arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype), arguments)
     jitted = jax.jit(
-        functools.partial(train_step, config=config, model=model, optimizer=optimizer),
-        in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, batch_sharding(mesh))),
+        step,
+        in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, rows)),
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=1,
     )
-    inputs = jax.eval_shape(functools.partial(_inputs, config))  # the mesh may have no real devices
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        lowered = jitted.lower(inputs, shapes_of(state), shapes_of(batch))
+        lowered = jitted.lower(*arguments)
         try:
             return lowered.compile(named_flags(config.train.xla_flags) or None)
         except jax.errors.JaxRuntimeError as error:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from etils import epath
@@ -25,8 +25,9 @@ from mhsh.storage.questions import is_file
 from mhsh.storage.run_folder import PROFILE_FOLDER
 
 # What a run does at a moment. While the host is `waiting` for data, the device may still be at the
-# step before.
-PHASES = ("training", "preparing", "compiling", "restoring", "saving", "evaluating", "waiting")
+# step before. Of runs that are trained together one after the other logs, validates and saves, and
+# the others are `pausing`.
+PHASES = ("training", "preparing", "compiling", "restoring", "saving", "evaluating", "waiting", "pausing")
 _STANDARD_ERROR = 2  # the file descriptor: sys.stderr may have been replaced
 
 Item = TypeVar("Item")
@@ -41,6 +42,7 @@ class Clock:
         """Each `on_phase` is told every phase that begins."""
         self._seconds = dict.fromkeys((*PHASES, "repeated"), 0.0)
         self._phase, self._since = "preparing", time.monotonic()
+        self._paused = self._phase
         self._on_phase = on_phase
 
     @contextlib.contextmanager
@@ -52,6 +54,15 @@ class Clock:
             yield
         finally:
             self._begin(before)
+
+    def pause(self) -> None:
+        """Until `go_on` the run pauses."""
+        self._paused = self._phase
+        self._begin("pausing")
+
+    def go_on(self) -> None:
+        """Ends a pause: the phase before it goes on."""
+        self._begin(self._paused)
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items; the time until the next one is there is of the phase `waiting`."""
@@ -183,25 +194,25 @@ class Profiler:
         self._clock, self._note = clock, note
         self._trace: Path | None = None
 
-    def before_step(self, step: int, state: Any) -> None:
-        """`step` is about to be started from `state`."""
+    def before_step(self, step: int, wait: Callable[[], None]) -> None:
+        """`step` is about to be started; `wait` returns when all before it are done."""
         if step != self._first:
             return
-        jax.block_until_ready(state)  # the device has made the steps before
+        wait()
         self._trace = Path(tempfile.mkdtemp(prefix="mhsh-profile-"))
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # it would slow down what is measured
         jax.profiler.start_trace(str(self._trace), profiler_options=options)
 
-    def after_step(self, step: int, state: Any) -> None:
-        """`step` has been started; the device may still be computing `state`."""
+    def after_step(self, step: int, wait: Callable[[], None]) -> None:
+        """`step` has been started; `wait` returns when it is done."""
         if step != self._last:
             return
         if self._trace is None:
             self._note(f"no profile: the run was resumed after step {self._first}")
             return
         with self._clock.phase("saving"):
-            jax.block_until_ready(state)
+            wait()
             jax.profiler.stop_trace()
             # As xprof expects it: a folder a session, and in it the files of each host. An earlier
             # trace of the same steps is replaced.

@@ -130,6 +130,7 @@ def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = 
         record("code revision", Effect.CLOCK, "git_revision"),
         record("devices", Effect.CLOCK, "devices"),
         record("mesh", Effect.CLOCK, "mesh"),
+        row("cells in one program", Effect.CLOCK, lambda run: run.record.get("cells_together", 1)),
         *(record(f"version of {name}", Effect.CLOCK, "versions", name) for name in _keys_of(runs, "versions")),
         record("rematerialisation that ran", Effect.CLOCK, "remat_policy"),
         record("XLA flags in force", Effect.CLOCK, "xla_flags"),

@@ -98,7 +98,7 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     folder, missing = tmp_path / "s", tmp_path / "missing.txt"
     source = corpus.partition("=")[2]
     axes = ["sweep", *CONFIG, "--axes", f"source={source},text:{missing}", "lr=1e-3,1e38", f"--workdir={folder}"]
-    assert main(axes) == 2
+    assert main([*axes, "--together=2"]) == 2
     assert states(folder) == [FINISHED, GAVE_UP, FAILED, FAILED]
     said = capsys.readouterr().out
     assert "2 cells have failed; --retry tries them again" in said
@@ -109,6 +109,7 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert "have no finished run yet." in html and f"{names[2]} failed: exit status 2: " in html
     # Meanwhile the missing file is written.
     missing.write_bytes(Path(source.removeprefix("text:")).read_bytes())
+    assert [RunFolder(there.run_folder(name).path).read_run()["cells_together"] for name in names[:2]] == [2, 2]
     metrics = there.run_folder(names[0]).path / "metrics.jsonl"
     before = metrics.read_bytes()
     assert main([*axes, "--dry-run", "--retry"]) == 0  # changes nothing

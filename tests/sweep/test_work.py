@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,20 @@ def finish(config: Any, run: Any, note: str, stop: Any) -> None:
     run.write_run({"status": "finished"})
 
 
-def worker(folder: SweepFolder, train: Callable[..., Any] = finish) -> Worker:
-    return Worker(SweepFolder(folder.path), every, train)
+def worker(folder: SweepFolder, train: Callable[..., Any] = finish, together: int = 1) -> Worker:
+    def each_in_turn(runs: Any, stop: Any) -> Iterator[Any]:
+        for held in runs:
+            try:
+                stopped_by = train(*held, stop)
+            except (Unavailable, guarded.LostRun):
+                raise
+            except Exception as error:
+                yield held, error
+            else:
+                stop.signal = stop.signal or stopped_by
+                yield held, None
+
+    return Worker(SweepFolder(folder.path), every, each_in_turn, together)
 
 
 def kinds(folder: SweepFolder) -> list[str]:
@@ -226,3 +238,28 @@ def test_a_plan_that_grows_is_trained_by_the_workers_that_are_there(on_disk):
         ("", {"seed": [0, 1, 2, 3, 4]}, 5),
         ("--add-seeds=2", {"seed": [5, 6]}, 2),
     ]
+
+
+def test_cells_of_one_shape_that_stand_at_one_step_are_trained_together(tmp_path):
+    folder = SweepFolder(tmp_path / "s")
+    folder.open_for(planned("heads_per_layer=8,1", "lr=1e-3,2e-3,4e-3", "seed=0,1"))
+    names = [cell.name for cell in folder.read_plan().cells]
+    (folder.run_folder(names[1]).checkpoints_path / "20").mkdir(parents=True)  # it has begun
+    holder = folder.run_folder(names[2]).made(folder.run_folder(names[2]).path)
+    groups: list[list[int]] = []
+
+    def train(runs: Any, stop: Any) -> Iterator[Any]:
+        groups.append([names.index(held.folder.path.name) for held in runs])
+        for held in reversed(runs):  # in any order
+            finish(*held, stop)
+            yield held, UserError("no room") if held.folder.path.name == names[4] else None
+            assert (folder.path / "ends" / f"{held.folder.path.name}.json").exists()
+
+    with holder.held():
+        thread = threading.Thread(target=Worker(folder, every, train, 4).work)
+        thread.start()
+        while sum(map(len, groups)) < 11:
+            time.sleep(0.05)
+    thread.join(60)
+    assert groups == [[0, 3, 4, 5], [1], [6, 7, 8, 9], [10, 11], [2]]
+    assert kinds(folder) == [FINISHED] * 12

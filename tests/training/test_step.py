@@ -120,6 +120,34 @@ def test_a_fresh_state_is_the_same_on_every_mesh(make_config):
     assert_close(state, fresh_state(config), 1e-5)
 
 
+def test_runs_in_one_program_are_stepped_as_each_alone(make_config):
+    """Of other seeds, rates and batches, with dropout; one whose loss is not finite among them."""
+    config = make_config("bert", "2l8h", **TINY["bert"], **{"optimizer.warmup_steps": 0})
+    mesh, state, optimizer = mesh_of(*ONE), abstract_of(config), optimizer_of(config)
+    together = compile_train_step(config, build_model(config.model), optimizer, mesh, state, runs=3)
+    runs = [
+        replace(config, train=replace(config.train, seed=seed), optimizer=replace(config.optimizer, learning_rate=rate))
+        for seed, rate in enumerate((1e-3, 1e38, 3e-3))
+    ]
+    stack = functools.partial(jax.tree.map, lambda *leaves: np.stack(leaves))
+    inputs = stack(*[run_inputs(run, mesh) for run in runs])
+    states, seen = stack(*[jax.device_get(fresh_state(config)) for _ in runs]), []
+    batches = [[random_batch(config, config.train.batch_size, seed) for seed in (step, step + 7, step)] for step in range(3)]
+    for step in range(3):
+        states, metrics = together(inputs, states, stack(*batches[step]))
+        seen.append(jax.device_get(metrics))
+    for place, run in enumerate(runs):
+        state, step_of = fresh_state(config), functools.partial(train_step_of(config).func, run_inputs(run, mesh))
+        for step in range(3):
+            state, alone = step_of(state, put_batch(batches[step][place], mesh))
+            metrics = jax.tree.map(lambda leaf, place=place: leaf[place], seen[step])
+            assert bool(metrics.is_finite) == bool(alone.is_finite) == (place != 1 or step == 0)
+            assert metrics.batch.tolist() == alone.batch.tolist()
+            np.testing.assert_allclose(metrics.sums["target_loss"].sum, alone.sums["target_loss"].sum, rtol=1e-5)
+        if place != 1:
+            assert_close(jax.tree.map(lambda leaf, place=place: leaf[place], states.params), state.params, 1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("task", "variant"), [("bert", "16l1h"), ("translation", "tiny"), ("gpt", "6l4h_gqa")])
 def test_a_gpu_trains_as_a_cpu_does(make_config, task, variant):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
+import jax
 import pytest
 from etils import epath
 from msgspec.structs import replace
@@ -89,9 +91,9 @@ def test_steps_are_traced_unless_the_run_is_resumed_amid_them(make_config, tmp_p
     for first in (3, 1):
         profiler = Profiler(config.train, epath.Path(tmp_path / "run"), Clock(), print)
         for number in range(first, 5):
-            profiler.before_step(number, state)
+            profiler.before_step(number, functools.partial(jax.block_until_ready, state))
             state, _ = step(state, batch)
-            profiler.after_step(number, state)
+            profiler.after_step(number, functools.partial(jax.block_until_ready, state))
         assert session.exists() == (first == 1)
     assert {file.name for file in session.iterdir()} == {"process_0.xplane.pb", "process_0.trace.json.gz"}
     resumed, traced = capsys.readouterr().out.splitlines()
