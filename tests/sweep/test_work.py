@@ -22,6 +22,7 @@ import pytest
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import bucket_lock, guarded
 from mhsh.storage.outcome import DIVERGED
+from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, STOPPED
 from mhsh.sweep import work as module
 from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, SweepFolder
@@ -243,9 +244,10 @@ def test_a_plan_that_grows_is_trained_by_the_workers_that_are_there(on_disk):
 def test_cells_of_one_shape_that_stand_at_one_step_are_trained_together(tmp_path):
     folder = SweepFolder(tmp_path / "s")
     folder.open_for(planned("heads_per_layer=8,1", "lr=1e-3,2e-3,4e-3", "seed=0,1"))
-    names = [cell.name for cell in folder.read_plan().cells]
-    (folder.run_folder(names[1]).checkpoints_path / "20").mkdir(parents=True)  # it has begun
-    holder = folder.run_folder(names[2]).made(folder.run_folder(names[2]).path)
+    cells = folder.read_plan().cells
+    names = [cell.name for cell in cells]
+    begun, holder = (RunFolder.open_for_training(folder.run_folder(cell.name).path, cell.config) for cell in cells[1:3])
+    (begun.checkpoints_path / "20").mkdir(parents=True)
     groups: list[list[int]] = []
 
     def train(runs: Any, stop: Any) -> Iterator[Any]:
@@ -259,6 +261,7 @@ def test_cells_of_one_shape_that_stand_at_one_step_are_trained_together(tmp_path
         thread = threading.Thread(target=Worker(folder, every, train, 4).work)
         thread.start()
         while sum(map(len, groups)) < 11:
+            assert thread.is_alive(), groups
             time.sleep(0.05)
     thread.join(60)
     assert groups == [[0, 3, 4, 5], [1], [6, 7, 8, 9], [10, 11], [2]]
