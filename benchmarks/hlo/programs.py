@@ -25,9 +25,9 @@ def read_arguments(description: str | None) -> tuple[Config, Topology]:
     return config, parse_topology(options.topology)
 
 
-def compile_step(config: Config, topology: Topology) -> tuple[dict[str, Any], Module]:
-    """What `mhsh plan` reports of the compiled step, and its program."""
+def compile_step(config: Config, topology: Topology, runs: int = 1) -> tuple[dict[str, Any], Module]:
+    """What `mhsh plan` reports of the compiled step of so many runs together, and its program."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"
-        report = measure(config, topology, hlo_path=path)
+        report = measure(config, topology, hlo_path=path, runs=runs)
         return report, parse_module(path.read_text(encoding="utf-8"))

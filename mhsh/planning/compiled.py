@@ -90,7 +90,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None) -> dict[str, Any]:
+def measure(
+    config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None, runs: int = 1
+) -> dict[str, Any]:
     """`compile_report` in a process of its own: jax starts with the right devices, and a crash of
     the compiler becomes an error.
 
@@ -110,6 +112,7 @@ def measure(config: Config, topology: Topology, hbm_bytes: int | None = None, hl
         "topology": [topology.name, topology.num_slices],
         "hbm_bytes": hbm_bytes,
         "hlo_path": None if hlo_path is None else str(hlo_path.absolute()),
+        "runs": runs,
     }
     flags = os.environ.get("XLA_FLAGS", "").split()
     if platform == "tpu":
@@ -166,14 +169,14 @@ def _answer() -> None:
         if topology.platform == "cpu":
             jax.config.update("jax_num_cpu_devices", topology.num_devices)
         path = request["hlo_path"] and Path(request["hlo_path"])
-        answer = compile_report(from_dict(request["config"]), topology, request["hbm_bytes"], path)
+        answer = compile_report(from_dict(request["config"]), topology, request["hbm_bytes"], path, request["runs"])
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))
 
 
 def compile_report(
-    config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None
+    config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None, runs: int = 1
 ) -> dict[str, Any]:
     """Compiles the training step of `config` for `topology` in this process, without making any
     array, and reads the figures from the compiled program.
@@ -181,6 +184,7 @@ def compile_report(
     Args:
       hbm_bytes: memory of one device, instead of the public figure.
       hlo_path: a file for the program's text.
+      runs: that are trained together.
 
     Returns:
       A dictionary for JSON. Bytes are per device, counts per step. `fits` is None where the memory
@@ -192,7 +196,7 @@ def compile_report(
     """
     devices = _devices_of(topology)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
-    config = plan_run(config, Devices(len(devices), topology.num_slices, topology.platform, hbm_bytes)).config
+    config = plan_run(config, Devices(len(devices), topology.num_slices, topology.platform, hbm_bytes), runs).config
     mesh = make_mesh(config, devices)
     report: dict[str, Any] = {
         "topology": topology.name,
@@ -208,7 +212,8 @@ def compile_report(
     }
     begin, optimizer = time.monotonic(), build_optimizer(config)
     try:
-        compiled = compile_train_step(config, build_model(config.model), optimizer, mesh, abstract_state(config, optimizer, mesh))
+        state = abstract_state(config, optimizer, mesh)
+        compiled = compile_train_step(config, build_model(config.model), optimizer, mesh, state, runs)
     except jax.errors.JaxRuntimeError as error:
         too_large = overflow(str(error))
         if too_large:
