@@ -124,7 +124,9 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
         np.testing.assert_array_equal(a, b)
     record = RunFolder(workdir).read_run()
     assert record["omega"] == RunFolder(unbroken).read_run()["omega"]
-    assert min(record["wall_seconds"].values()) > 0, "it was also restored, and repeated steps 25 and later"
+    seconds = record["wall_seconds"]
+    assert seconds.pop("pausing") == 0, "it had the device alone"
+    assert min(seconds.values()) > 0, "it was also restored, and repeated steps 25 and later"
 
 
 @pytest.mark.parametrize("number", STATUS)
