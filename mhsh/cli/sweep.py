@@ -99,21 +99,23 @@ def run(
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if dry_run:
         return 0
-    return _train(folder, plan, f"--add-seeds={add_seeds}" if add_seeds else "the plan", parallel, retry, refine)
+    return _train(folder, plan, f"--add-seeds={add_seeds}" if add_seeds else "the plan", (parallel, together), retry, refine)
 
 
-def _train(folder: SweepFolder, plan: Plan, command: str, parallel: int, retry: bool, refine: bool) -> int:
-    """Trains the plan, and with `refine` what is added to it; returns the exit status."""
+def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, int], retry: bool, refine: bool) -> int:
+    """Trains the plan, and with `refine` what is added to it, by so many workers with so many cells
+    together each; returns the exit status.
+    """
     while True:
         folder.open_for(plan, command)
         if retry:
             folder.forget_failures()
-        stopped_by, progress = _run_workers(folder, plan, parallel, together)
+        stopped_by, progress = _run_workers(folder, plan, *workers)
         refined = _refined(folder, plan) if refine and stopped_by is None and not progress.left else None
         if refined is None:
             break
         plan, command, retry = refined, "--refine", False
-    if not parallel:
+    if not workers[0]:
         print(f"next: mhsh work {named(folder)}, on as many machines as you like")
         return 0
     _write_report(folder)

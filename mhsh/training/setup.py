@@ -42,8 +42,9 @@ class Run:
     """All that the loop needs."""
 
     def __init__(self, config: Config, folder: RunFolder, display: Display, together: int = 1) -> None:
-        """A run of `config` in `folder`, one of so many that are trained `together`. Raises UserError
-        where the data, the mesh or the folder does not fit the config, or the processes differ.
+        """A run of `config` in `folder`, one of so many that are trained `together`. Raises
+        UserError where the data, the mesh or the folder does not fit the config, or the processes
+        differ.
         """
         self.asked_for = config
         code_hash()  # kept from here on: the files are still those that were imported
