@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
-from mhsh.sweep.folder import FINISHED, STOPPED, SweepFolder
+from mhsh.storage.run_record import FINISHED, STOPPED
+from mhsh.sweep.folder import SweepFolder
 from tests.forks import Fork
 from tests.runs import CONFIG, mhsh, mhsh_here, rows_without_timings, wait_for_step
 
