@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
@@ -21,6 +20,7 @@ from mhsh.models.dropout import Seed, Seeds, dropout, split_seeds
 from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import HeadNorm, Rotation, linear, rotate
+from mhsh.models.saved import saved
 from mhsh.models.sublayer import Branch
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
             seed, out_seed = split_seeds(seeds, 2)
             if config.attention_implementation == "cudnn":
                 context = cudnn_attention(*self._project_all(x, source, rotation), mask.dense)
-                return self._out(checkpoint_name(context, "context"), out_seed)
+                return self._out(saved(context, "context"), out_seed)
             if takes_kernels(config) and not fused.uncovered(config):
                 return self._out(self._attend_fused(x, source, mask, seed, rotation), out_seed)
         return self.attend(*self._project_all(x, source, rotation), mask.dense, seeds)
@@ -141,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         # With the factors in the other order XLA's CPU backend takes three times as long where T is
         # small.
         context = jnp.einsum("BSNH,BNTS->BTNH", value, probabilities)
-        return self._out(checkpoint_name(context, "context"), out_seed)
+        return self._out(saved(context, "context"), out_seed)
 
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""
@@ -180,7 +180,7 @@ class MultiHeadAttention(nn.Module):
         dtype = jnp.dtype(self.config.compute_dtype)
         kernels = jnp.stack([self.query_kernel, self.key_kernel, self.value_kernel], axis=1).astype(dtype)
         biases = jnp.stack([self.query_bias, self.key_bias, self.value_bias]).astype(dtype)
-        return checkpoint_name(jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases, "projected")
+        return saved(jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases, "projected")
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
         return jax.nn.softmax(scores, axis=-1).astype(self.config.compute_dtype)
@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T N H"]:
         dtype = jnp.dtype(self.config.compute_dtype)
         projected = jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
-        return checkpoint_name(projected, "projected")
+        return saved(projected, "projected")
 
 
 def _normed(norm: HeadNorm | None, projected: Float[Array, "B S N H"]) -> Float[Array, "B S N H"]:

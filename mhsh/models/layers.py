@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.typing import Initializer
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seeds, dropout, split_seeds
 from mhsh.models.parameters import AXES, KERNELS, Kernel
+from mhsh.models.saved import saved
 from mhsh.models.sublayer import Branch
 
 BERT_STDDEV = 0.02
@@ -300,11 +300,11 @@ class FeedForward(nn.Module):
         hidden_seed, out_seed = split_seeds(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
         up, up_bias, down = (each.astype(dtype) for each in (self.up_kernel, self.up_bias, self.down_kernel))
-        hidden = checkpoint_name(_product(x.astype(dtype), up) + up_bias, "hidden")
+        hidden = saved(_product(x.astype(dtype), up) + up_bias, "hidden")
         activation = ACTIVATIONS[config.activation]
         if config.mlp == "gated":
             gate = _product(x.astype(dtype), self.gate_kernel.astype(dtype)) + self.gate_bias.astype(dtype)
-            hidden = activation(checkpoint_name(gate, "hidden")) * hidden
+            hidden = activation(saved(gate, "hidden")) * hidden
         else:
             hidden = activation(hidden)
         hidden = dropout(hidden, config.mlp_dropout, hidden_seed)

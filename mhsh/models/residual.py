@@ -102,8 +102,19 @@ class NormedSum(Residual):
         del stack, real
         return Stream(x, x.astype(config.compute_dtype) if cls.is_fused(config) and copies(config) else None)
 
+    @classmethod
+    def fixed_weight(cls, stack: Stack) -> float | None:
+        """w; None: it is omega, a vector that is trained."""
+        del stack
+        return 1.0
+
     def setup(self) -> None:
         self.norm = LayerNorm(self.config)
+
+    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
+        weight = self.fixed_weight(self.stack)
+        assert weight is not None, "a scheme that trains omega says so itself"
+        return self.weighted(weight, stream, sublayer)
 
     def weighted(self, weight: Float[Array, " D"] | float, stream: Stream, sublayer: Sublayer) -> Stream:
         """The stream after a sublayer."""
@@ -121,9 +132,6 @@ class PostLN(NormedSum):
     """LN(x + f(x)) (Vaswani et al. 2017)."""
 
     fused: ClassVar[bool] = True
-
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return self.weighted(1.0, stream, sublayer)
 
 
 @add_residual(
@@ -193,6 +201,10 @@ class Admin(NormedSum):
     fused: ClassVar[bool] = True
     decayed: ClassVar[Mapping[str, bool]] = {"omega": False}
 
+    @classmethod
+    def fixed_weight(cls, stack: Stack) -> None:
+        del stack
+
     def setup(self) -> None:
         super().setup()
         start = closed_form_omega(self.config.admin_omega, self.stack.num_sublayers)
@@ -222,9 +234,9 @@ class DeepNorm(NormedSum):
     def init_gain(cls, stack: Stack) -> float:
         return deepnorm_constants(stack)[1]
 
-    def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        alpha, _ = deepnorm_constants(self.stack)
-        return self.weighted(alpha, stream, sublayer)
+    @classmethod
+    def fixed_weight(cls, stack: Stack) -> float:
+        return deepnorm_constants(stack)[0]
 
 
 @add_residual(

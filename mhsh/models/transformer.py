@@ -12,13 +12,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import attention_weights, feed_forward_weights
+from mhsh.models import scan
 from mhsh.models.attention import AttentionMask, MultiHeadAttention, attention_mask
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, split_seeds
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.streamed import streamed
-from mhsh.models.sublayer import ModuleSublayer
+from mhsh.models.sublayer import Branch, ModuleSublayer
 from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
 from mhsh.models.vectors import pack, packing, unpack
 
@@ -94,10 +95,14 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     scan, and one that is not.
     """
     together = None if _only_once(owner) else packing(config, owner.get_variable("params", "layers"))
-    if together:
-        layer = nn.map_variables(layer, "params", functools.partial(unpack, together))
+    unroll = config.scan_unroll or UNROLL[current_platform()]
     gathered = config.remat_policy == "gathered_groups" and not _only_once(owner)
-    for length in reversed(lengths[1:] if gathered else lengths):
+    scans_itself = together is not None and isinstance(owner, Encoder) and scan.covers(config, owner.residual)
+    if scans_itself:
+        layer = scan.scanned(layer, together, lengths[0], unroll)
+    elif together:
+        layer = nn.map_variables(layer, "params", functools.partial(unpack, together))
+    for length in () if scans_itself else reversed(lengths[1:] if gathered else lengths):
         # The layers of a group of one are recomputed as that group.
         if config.remat_policy in REMAT_POLICIES and not (gathered and length == 1):
             layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False)
@@ -107,7 +112,7 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
             length=length,
-            unroll=(config.scan_unroll or UNROLL[current_platform()]) if length == lengths[-1] else 1,
+            unroll=unroll if length == lengths[-1] else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
 
@@ -157,10 +162,19 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
         attention_seeds, feed_forward_seeds = split_seeds(seeds, 2)
-        (mask, turns), drops = context, seeds is not None
-        stream = self.attention_residual(stream, ModuleSublayer(self.attention, (None, mask, attention_seeds, turns), drops))
-        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
+        stream = self.attention_residual(stream, self._sublayer("attention", attention_seeds, context))
+        stream = self.feed_forward_residual(stream, self._sublayer("feed_forward", feed_forward_seeds, context))
         return _end_of_layer(self, stream), None
+
+    def branch(self, name: str, x: Float[Array, "B T D"], seeds: Seeds, context: EncoderContext) -> Branch:
+        """What one sublayer puts out."""
+        return self._sublayer(name, seeds, context).branch(x)
+
+    def _sublayer(self, name: str, seeds: Seeds, context: EncoderContext) -> ModuleSublayer:
+        (mask, turns), drops = context, seeds is not None
+        if name == "attention":
+            return ModuleSublayer(self.attention, (None, mask, seeds, turns), drops)
+        return ModuleSublayer(self.feed_forward, (seeds,), drops)
 
 
 class Encoder(nn.Module):

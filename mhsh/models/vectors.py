@@ -8,6 +8,7 @@ values are one, too.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,6 +32,11 @@ class Packing(NamedTuple):
 
     shapes: Mapping[Path, tuple[int, ...]]  # of one layer's vectors, in their order
     joint: tuple[Path, ...]  # attentions whose projections are one array
+
+    def columns(self) -> dict[Path, int]:
+        """Where each vector begins."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        return dict(zip(self.shapes, itertools.accumulate(sizes, initial=0), strict=False))
 
 
 def packing(config: ModelConfig, layers: Any) -> Packing | None:
@@ -63,11 +69,9 @@ def pack(packing: Packing, variables: Any) -> Any:
 def unpack(packing: Packing, variables: Any) -> Any:
     """The collection `params` of one layer as it was before `pack`."""
     flat: dict[Path, Any] = flatten_dict(variables)
-    vectors, begin = flat.pop(_VECTORS), 0
+    vectors, columns = flat.pop(_VECTORS), packing.columns()
     for path, shape in packing.shapes.items():
-        end = begin + math.prod(shape)
-        flat["params", *path] = vectors[begin:end].reshape(shape)
-        begin = end
+        flat["params", *path] = vectors[columns[path] : columns[path] + math.prod(shape)].reshape(shape)
     for path in packing.joint:
         parts = jnp.unstack(flat.pop(("params", *path, "projection_kernel")), axis=1)
         flat |= {("params", *path, name): part for name, part in zip(PROJECTIONS, parts, strict=True)}

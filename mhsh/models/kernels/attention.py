@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
@@ -24,6 +23,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import shard_index
 from mhsh.models.dropout import Seed, keep, kept_scale, row_states
 from mhsh.models.kernels.select import is_interpreted
+from mhsh.models.saved import saved
 
 # A score that is not attended to, and the lowest maximum of a row: their difference's exp is 0.
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
@@ -145,7 +145,7 @@ def _forward(heads: Any, segments: Any, seed: Array, form: _Form) -> tuple[Array
         shapes.append(jax.ShapeDtypeStruct((rows, form.num_heads, form.num_queries), jnp.float32))
     results = _call(_forward_kernel, form, (rows, form.num_heads, form.query_blocks), shapes, (*heads, *segments, seed))
     # Here, so that policies of rematerialisation save what `_backward` reads (REMAT_POLICIES).
-    results = [checkpoint_name(result, "context") for result in results]
+    results = [saved(result, "context") for result in results]
     return results[0], (heads, segments, seed, () if form.whole else results)
 
 

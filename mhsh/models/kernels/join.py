@@ -1,0 +1,349 @@
+"""The pair of kernels that add what a sublayer puts out to the residual stream, and normalise the
+sum.
+
+Each kernel loads blocks of rows, calls a function of arrays, and stores. Pallas compiles them with
+Triton, whose arrays have a power of 2 of elements: other widths are loaded with columns of zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from mhsh.config.schema import ModelConfig
+from mhsh.models.devices import shard_index
+from mhsh.models.dropout import drop, keep, row_states
+from mhsh.models.kernels.select import is_interpreted
+
+_PARAMS = triton.CompilerParams(num_warps=8, num_stages=2)
+_FORWARD_ELEMENTS = 8192  # of each array that a program holds at once
+_BACKWARD_ELEMENTS = 4096
+_SUMMED_ROWS = 16  # of which a program of the backward pass adds up the gradients of the vectors
+FIRST = np.zeros(1, np.int32)  # the number of an iteration, and of a layer, without a scan
+_WHOLE = pl.BlockSpec()  # what a program takes its part of by itself
+
+
+class InScan(NamedTuple):
+    """Where a join in a scan over layers finds its part of what all layers have in one array."""
+
+    sublayer: int  # its place in a layer
+    sublayers: int  # of a layer
+    layers: int  # of an iteration
+    column: int  # of its first vector in a row of a layer's vectors
+    before: int  # the same of the join before it
+
+    def slot(self, layer: Array) -> Array:
+        """In Kept, of what this join normalises."""
+        return layer * self.sublayers + self.sublayer + 1
+
+
+class Join(NamedTuple):
+    """What the kernels are compiled for."""
+
+    weight: float | None  # of x; None: a vector, which is trained
+    normed_stream: bool  # whether y is the stream, or s
+    rate: float
+    epsilon: float
+    centred: bool  # LayerNorm, or RMSNorm
+    copy_dtype: str  # of what the next sublayer reads
+    stream_dtype: str
+    scan: InScan | None = None  # that it is a part of
+
+    @property
+    def num_vectors(self) -> int:
+        """The bias of the sublayer, the bias and scale of the norm, a weight that is trained."""
+        return 3 + (self.weight is None)
+
+    @property
+    def copies(self) -> bool:
+        """Whether what the next sublayer reads is another array than the stream."""
+        return not self.normed_stream or self.stream_dtype != self.copy_dtype
+
+
+class Kept(NamedTuple):
+    """What the backward pass reads of each join, stacked by slots of M rows. In a scan slot 0 is
+    what its first sublayer reads; without one there is one slot.
+    """
+
+    normed: Float[Array, "slots*M D"]
+    inverse: Float[Array, " slots*M"]  # the factor of each row
+
+
+class Operands(NamedTuple):
+    """What all programs of a kernel read."""
+
+    vectors: Float[Array, "L columns"]
+    seed: UInt32[Array, 2]
+    iteration: Int[Array, 1] | np.ndarray  # its number in the scan
+    layer: np.ndarray  # the same of the layer in its iteration, [1]
+    first_row: UInt32[Array, 1]  # of this shard, in the whole batch
+
+
+def join_of(config: ModelConfig, weight: float | None, drops: bool, normed_stream: bool = True) -> Join:
+    """The join of a model whose scheme has this weight."""
+    return Join(
+        weight=weight,
+        normed_stream=normed_stream,
+        rate=config.hidden_dropout if drops else 0.0,
+        epsilon=config.layer_norm_epsilon,
+        centred=config.norm == "layer",
+        copy_dtype=config.compute_dtype,
+        stream_dtype=config.residual_dtype,
+    )
+
+
+def first_row(x: Float[Array, "B T D"]) -> UInt32[Array, 1]:
+    """The number of the first row of this shard of the batch."""
+    return (shard_index() * jnp.uint32(math.prod(x.shape[:-1])))[None]
+
+
+class _Rows(NamedTuple):
+    """Blocks of rows, as a kernel holds them: `count` of them at once, with columns of zeros."""
+
+    count: int
+    width: int
+    padded: int
+
+    def spec(self, count: int) -> pl.BlockSpec:
+        """Of an array [M,D] of which a program has `count` rows."""
+        return pl.BlockSpec((count, self.padded), lambda program: (program, 0))
+
+    def columns(self) -> UInt32[Array, "1 W"]:
+        """Their numbers."""
+        return jax.lax.broadcasted_iota(jnp.uint32, (1, self.padded), 1)
+
+    def real(self, count: int) -> Bool[Array, "M W"] | None:
+        """True at the columns that are none of padding; None where there is no padding."""
+        if self.width == self.padded:
+            return None
+        return jax.lax.broadcasted_iota(jnp.int32, (count, self.padded), 1) < self.width
+
+    def load(self, ref: Any, first: Any, count: int = 0, column: int = 0) -> Float[Array, "M W"]:
+        """Rows in fp32, `count` (0: as many as there are at once) from `first` on."""
+        count = count or self.count
+        at, real = self._part(ref, first, count, column), self.real(count)
+        return (triton.load(at) if real is None else triton.load(at, mask=real, other=0.0)).astype(jnp.float32)
+
+    def store(self, ref: Any, first: Any, block: Float[Array, "M W"]) -> None:
+        """Writes rows in the array's dtype."""
+        count = block.shape[0]
+        triton.store(self._part(ref, first, count), block.astype(ref.dtype), mask=self.real(count))
+
+    def _part(self, ref: Any, first: Any, count: int, column: int = 0) -> Any:
+        # With padding it is wider than the array: as long as jax does not see where it starts.
+        return ref.at[pl.ds(first, count), pl.ds(jnp.int32(column), self.padded)]
+
+
+def _layer(join: Join, iteration_ref: Any, layer_ref: Any) -> Any:
+    """The row of its vectors."""
+    return iteration_ref[0] * join.scan.layers + layer_ref[0] if join.scan else 0
+
+
+def _vectors(rows: _Rows, ref: Any, layer: Any, column: int, count: int) -> list[Float[Array, "1 W"]]:
+    """Vectors that stand beside each other in the row of a layer."""
+    return [rows.load(ref, layer, 1, column + number * rows.width) for number in range(count)]
+
+
+def _weight(join: Join, vectors: list[Array]) -> Array | float:
+    return vectors[3] if join.weight is None else join.weight
+
+
+def _kept(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[Array, "M W"] | None:
+    """Which elements dropout keeps in the rows from `first` on, all alike with XLA's path."""
+    if not join.rate:
+        return None
+    numbers = first + jax.lax.broadcasted_iota(jnp.uint32, (rows.count, 1), 0)
+    return keep(row_states((seed_ref[0], seed_ref[1]), numbers), rows.columns(), join.rate)
+
+
+def _dropped(join: Join, block: Array, kept: Array | None) -> Array:
+    return block if kept is None else drop(block, kept, join.rate)
+
+
+def _sum_and_norm(
+    join: Join, rows: _Rows, x: Array, product: Array, kept: Array | None, vectors: list[Array]
+) -> tuple[Array, Array, Array, Array]:
+    """s, y, and of the backward pass s normalised and the factor of each row. The product is in its
+    own dtype, which what is dropped is rounded to.
+    """
+    bias, shift, scale = vectors[:3]
+    out = _dropped(join, product + bias.astype(product.dtype), kept)
+    s = _weight(join, vectors) * x + out.astype(jnp.float32)
+    centred, real = s, rows.real(rows.count)
+    if join.centred:
+        centred = s - jnp.sum(s, axis=1, keepdims=True) * (1.0 / rows.width)
+        centred = centred if real is None else jnp.where(real, centred, 0.0)
+    inverse = jax.lax.rsqrt(jnp.sum(centred * centred, axis=1, keepdims=True) * (1.0 / rows.width) + join.epsilon)
+    normed = centred * inverse
+    return s, normed * scale + shift, normed, inverse
+
+
+def _forward_kernel(join: Join, rows: _Rows, stacked: bool, x_ref: Any, product_ref: Any, *refs: Any) -> None:
+    vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref = refs[: len(Operands._fields)]
+    stream_ref, normed_ref, inverse_ref, *copy_ref = refs[-3 - join.copies :]
+    program, layer = pl.program_id(0), _layer(join, iteration_ref, layer_ref)
+    slot = join.scan.slot(layer) if join.scan and stacked else 0
+    x, product = rows.load(x_ref, 0), rows.load(product_ref, 0).astype(product_ref.dtype)
+    vectors = _vectors(rows, vectors_ref, layer, join.scan.column if join.scan else 0, join.num_vectors)
+    kept = _kept(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
+
+    s, y, normed, inverse = _sum_and_norm(join, rows, x, product, kept, vectors)
+
+    rows.store(stream_ref, 0, y if join.normed_stream else s)
+    for ref in copy_ref:
+        rows.store(ref, 0, y)
+    row = (slot * pl.num_programs(0) + program) * rows.count
+    rows.store(normed_ref, row, normed)
+    triton.store(inverse_ref.at[pl.ds(row, rows.count)], inverse[:, 0])
+
+
+def forward(join: Join, x: Array, product: Array, operands: Operands, kept: Kept | None = None) -> tuple[Array, Array, Kept]:
+    """The stream [M,D], what the next sublayer reads, and what the backward pass does: in its slot
+    of `kept`, in place, or in one that is new.
+    """
+    rows = _rows(x, _FORWARD_ELEMENTS, limit=x.shape[0])
+    block = rows.spec(rows.count)
+    copies = [jax.ShapeDtypeStruct(x.shape, join.copy_dtype)] if join.copies else []
+    stacks = kept or (jax.ShapeDtypeStruct(x.shape, join.copy_dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32))
+    stream, normed, inverse, *copy = pl.pallas_call(
+        functools.partial(_forward_kernel, join, rows, kept is not None),
+        grid=(x.shape[0] // rows.count,),
+        in_specs=[block, block, *(_WHOLE for _ in (*operands, *(kept or ())))],
+        out_specs=[block, _WHOLE, _WHOLE, *(block for _ in copies)],
+        out_shape=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, *stacks)), *copies],
+        input_output_aliases={7: 1, 8: 2} if kept else {},
+        metadata=_traffic(join, x, 2, 2 + join.copies, join.num_vectors),
+        name="residual_forward",
+        compiler_params=_PARAMS,
+        interpret=is_interpreted(),
+    )(x, product, *operands, *(kept or ()))
+    return stream, copy[0] if copy else stream, Kept(normed, inverse)
+
+
+def _gradients(
+    join: Join, rows: _Rows, of_stream: Array, of_copy: Array | None, normed: Array, inverse: Array, scale: Array
+) -> tuple[Array, Array]:
+    """Of y, and of s."""
+    streams = ([of_stream] if join.normed_stream else []) + ([] if of_copy is None else [of_copy])
+    of_y = functools.reduce(jnp.add, streams)
+    scaled = of_y * scale
+    projection = jnp.sum(scaled * normed, axis=1, keepdims=True) * (1.0 / rows.width)
+    centred = scaled - jnp.sum(scaled, axis=1, keepdims=True) * (1.0 / rows.width) if join.centred else scaled
+    of_s = inverse * (centred - normed * projection)
+    return of_y, of_s if join.normed_stream else of_stream + of_s
+
+
+def _backward_kernel(join: Join, rows: _Rows, steps: int, of_stream_ref: Any, *refs: Any) -> None:
+    normed_ref, inverse_ref, vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref, *also = refs
+    scan, program, layer = join.scan, pl.program_id(0), _layer(join, iteration_ref, layer_ref)
+    of_copy_ref = also.pop(0) if join.copies or scan else None
+    read_ref = also.pop(-1 if scan else 0) if scan or join.weight is None else None
+    of_x_ref, of_product_ref, sums_ref = also[-3:]
+    vectors = _vectors(rows, vectors_ref, layer, scan.column if scan else 0, join.num_vectors)
+    slot = scan.slot(layer) if scan else 0
+    first = first_ref[0] + jnp.uint32(rows.count * steps) * program.astype(jnp.uint32)
+    row, a_slot = rows.count * steps * program, rows.count * steps * pl.num_programs(0)
+
+    def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        at = number * rows.count
+        of_stream, normed = rows.load(of_stream_ref, at), rows.load(normed_ref, slot * a_slot + row + at)
+        of_copy = None if of_copy_ref is None else rows.load(of_copy_ref, at)
+        inverse = triton.load(inverse_ref.at[pl.ds(slot * a_slot + row + at, rows.count)])[:, None]
+        kept = _kept(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
+
+        of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, vectors[2])
+        of_product = _dropped(join, of_s.astype(of_product_ref.dtype), kept)
+        of_vectors = [of_product.astype(jnp.float32), of_y, of_y * normed]
+
+        rows.store(of_x_ref, at, _weight(join, vectors) * of_s)
+        rows.store(of_product_ref, at, of_product)
+        if scan:
+            read = rows.load(normed_ref, (slot - 1) * a_slot + row + at)
+            of_layer = layer if scan.sublayer else jnp.maximum(layer - 1, 0)
+            shift, scale = _vectors(rows, vectors_ref, of_layer, scan.before + rows.width, 2)
+            read = jnp.where(slot == 1, read, read * scale + shift)
+            rows.store(read_ref, at, read)
+        else:
+            read = rows.load(read_ref, at) if join.weight is None else of_s  # which nothing reads then
+        if join.weight is None:
+            of_vectors.append(of_s * read)
+        return tuple(total + jnp.sum(one, axis=0, keepdims=True) for total, one in zip(sums, of_vectors, strict=True))
+
+    zeros = jnp.zeros((1, rows.padded), jnp.float32)
+    sums = jax.lax.fori_loop(0, steps, step, (zeros,) * join.num_vectors)
+    for number, total in enumerate(sums):
+        rows.store(sums_ref, number, total)
+
+
+def empty_sums(join: Join, of_stream: Float[Array, "M D"], count: int) -> Float[Array, "sums D"]:
+    """Where so many joins write their sums."""
+    programs = len(of_stream) // math.gcd(len(of_stream), _SUMMED_ROWS)
+    return jnp.zeros((count * programs * join.num_vectors, of_stream.shape[1]))
+
+
+def backward(
+    join: Join,
+    of_stream: Array,
+    of_copy: Array | None,
+    read: Array | None,
+    kept: Kept,
+    operands: Operands,
+    sums: Array | None = None,
+    number: int = 0,
+) -> tuple[Array, Array, Array, Array | None]:
+    """The gradients of x and of the product [M,D], and of the vectors, in sums over the rows of
+    each program [programs,vectors,D]. In a scan those are written to sums[number], in place; and
+    what the sublayer read is made again, and returned.
+    """
+    total, width = of_stream.shape
+    a_program = math.gcd(total, _SUMMED_ROWS)
+    rows, programs = _rows(of_stream, _BACKWARD_ELEMENTS, limit=a_program), total // a_program
+    block = rows.spec(a_program)
+    in_blocks = [one for one in (of_copy, read) if one is not None]
+    inputs = (of_stream, *kept, *operands, *in_blocks, *([] if sums is None else [sums]))
+    shape = (programs * join.num_vectors, width) if sums is None else sums.shape
+    of_x, of_product, sums, *made = pl.pallas_call(
+        functools.partial(_backward_kernel, join, rows, a_program // rows.count),
+        grid=(programs,),
+        in_specs=[block, *(_WHOLE for _ in (*kept, *operands)), *(block for _ in in_blocks), *([] if sums is None else [_WHOLE])],
+        out_specs=[
+            block,
+            block,
+            pl.BlockSpec((join.num_vectors, rows.padded), lambda program: (number * programs + program, 0)),
+            *([block] if join.scan else []),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct(of_stream.shape, of_stream.dtype),
+            jax.ShapeDtypeStruct(of_stream.shape, join.copy_dtype),
+            jax.ShapeDtypeStruct(shape, jnp.float32),
+            *([jax.ShapeDtypeStruct(of_stream.shape, join.copy_dtype)] if join.scan else []),
+        ],
+        input_output_aliases={} if sums is None else {len(inputs) - 1: 2},
+        metadata=_traffic(join, of_stream, 2, 2 + len(in_blocks) + 2 * bool(join.scan), (programs + 1) * join.num_vectors),
+        name="residual_backward",
+        compiler_params=_PARAMS,
+        interpret=is_interpreted(),
+    )(*inputs)
+    return of_x, of_product, sums, made[0] if made else None
+
+
+def _rows(x: Array, elements: int, limit: int) -> _Rows:
+    """As many rows as a program may hold of each array: a power of 2 that divides `limit`."""
+    padded = pl.next_power_of_2(x.shape[1])
+    return _Rows(math.gcd(limit, max(1, elements // padded)), x.shape[1], padded)
+
+
+def _traffic(join: Join, x: Array, streams: int, copies: int, vectors: int) -> dict[str, str]:
+    """The bytes that a kernel moves, for who reads the program (benchmarks/hlo): its stacks are
+    longer. It counts arrays [M,D] of the stream's dtype and of its copy's, and vectors [D].
+    """
+    item_sizes = streams * x.dtype.itemsize + copies * jnp.dtype(join.copy_dtype).itemsize
+    return {"bytes": str(x.size * item_sizes + 4 * (len(x) + vectors * x.shape[1]))}

@@ -1,0 +1,55 @@
+"""The scan with a backward pass of its own, in Pallas's interpreter, against XLA's path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from mhsh.config.entries import SCHEMES
+from mhsh.models import scan
+from mhsh.models.kernels.select import anywhere
+from mhsh.models.transformer import Encoder
+
+CASES = {
+    "admin": dict(residual="admin", mlp_dropout=0.1, attention_dropout=0.1, hidden_dropout=0.1),
+    "deepnorm": dict(residual="deepnorm", residual_dtype="bfloat16", compute_dtype="bfloat16"),
+    "post_ln": dict(residual="post_ln", objective="clm", positions="rotary", mlp="gated", num_kv_heads=1, scan_unroll=3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_all_gradients(tiny, error, case):
+    """Two iterations of two layers; and four, as three do not divide them."""
+    fields = dict(embed_dim=128, num_layers=4, num_heads=2, scan_unroll=2, remat_policy="projections") | CASES[case]
+    x = jax.random.normal(jax.random.key(0), (2, 8, 128), fields.get("residual_dtype", "float32"))
+    segmentation = jnp.asarray([[1] * 5 + [2] * 3, [1] * 6 + [0] * 2])
+    positions, key = jnp.broadcast_to(jnp.arange(8), (2, 8)), jax.random.key(2)
+    params: Any = None
+    found = {}
+    for kernels in ("xla", "fused"):
+        config = tiny(kernels=kernels, **fields)
+        encoder = Encoder(config, SCHEMES[config.residual].residual)
+        if params is None:
+            params = nn.unbox(encoder.init(jax.random.key(1), x, segmentation, None, positions))["params"]
+            params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), params)
+
+        def output(params: Any, x: Any, encoder: Encoder = encoder) -> Any:
+            out = encoder.apply({"params": params}, x, segmentation, key, positions)
+            return jnp.where(segmentation[:, :, None] > 0, out, 0)  # the paths differ at padding
+
+        def run(params: Any, x: Any, output: Any = output) -> Any:
+            out, pull = jax.vjp(output, params, x)
+            return out, pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)), output(params, x)
+
+        with anywhere():
+            assert scan.covers(config, encoder.residual) == (kernels == "fused")
+            found[kernels] = jax.jit(run)(params, x)
+    (out, (of_params, of_x), alone), (exact, (exact_params, exact_x), _) = found["fused"], found["xla"]
+    np.testing.assert_array_equal(out, alone)
+    close = 1e-5 if out.dtype == jnp.float32 else 4e-2
+    assert error((out, of_x, of_params), (exact, exact_x, exact_params)) < close
