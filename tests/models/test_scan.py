@@ -14,6 +14,7 @@ from mhsh.config.entries import SCHEMES
 from mhsh.models import scan
 from mhsh.models.kernels.select import anywhere
 from mhsh.models.transformer import Encoder
+from tests.models.kernels.compiled import NO_COMPILER, registers
 
 CASES = {
     "admin": dict(residual="admin", mlp_dropout=0.1, attention_dropout=0.1, hidden_dropout=0.1),
@@ -53,3 +54,22 @@ def test_values_and_all_gradients(tiny, error, case):
     np.testing.assert_array_equal(out, alone)
     close = 1e-5 if out.dtype == jnp.float32 else 4e-2
     assert error((out, of_x, of_params), (exact, exact_x, exact_params)) < close
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.skipif(NO_COMPILER, reason="XLA's CUDA plugin is not installed (pip install -e '.[gpu-compile]')")
+@pytest.mark.parametrize("width", [768, 1024, 4096])
+def test_no_register_is_spilled(tiny, width):
+    config = tiny(
+        kernels="fused", embed_dim=width, residual="admin", remat_policy="projections", compute_dtype="bfloat16", hidden_dropout=0.1
+    )
+    encoder = Encoder(config, SCHEMES["admin"].residual)
+    x, segmentation = jax.ShapeDtypeStruct((16, 128, width), "float32"), jax.ShapeDtypeStruct((16, 128), "int32")
+    params = nn.unbox(jax.eval_shape(lambda *args: encoder.init(jax.random.key(1), *args, None), x, segmentation))["params"]
+
+    def loss(params: Any, x: Any, segmentation: Any) -> Any:
+        return encoder.apply({"params": params}, x, segmentation, jax.random.key(2)).sum()
+
+    used = registers(jax.grad(loss), params, x, segmentation)
+    assert {"residual_forward", "residual_backward"} <= used.keys()
+    assert all(spilled == 0 for _, spilled in used.values()), used
