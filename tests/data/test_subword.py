@@ -125,5 +125,5 @@ def test_files_that_are_no_vocabulary(tokenizer: SubwordTokenizer, tmp_path: Pat
     with pytest.raises(UserError, match=r"is a WordPiece vocabulary, not BPE"):
         load_subword(path)
     path.write_bytes(whole.replace(b"[EOS]", b"</s>"))
-    with pytest.raises(UserError, match=r"begins with \['\[PAD\]', '\[UNK\]', '\[BOS\]', '</s>'\], not with"):
+    with pytest.raises(UserError, match=r"begins with \['\[PAD\]', '\[UNK\]', '\[BOS\]', '</s>'\], not \[PAD\]"):
         load_subword(path)
