@@ -311,24 +311,11 @@ class FeedForward(nn.Module):
         return Branch(_product(hidden, down), self.down_bias, out_seed)
 
 
-@jax.custom_vjp
 def _product(x: Float[Array, "B T D"], kernel: Float[Array, "D F"]) -> Float[Array, "B T F"]:
-    return jnp.einsum("BTD,DF->BTF", x, kernel)
-
-
-def _product_gradients(factors: tuple[Array, Array], of_out: Float[Array, "B T F"]) -> tuple[Array, Array]:
-    """On CPUs the kernel's has rows as one axis: of a sum over two, XLA transposes the other factor
-    first. Results are equal bit by bit. What accelerators gain or lose by it has not been counted
-    (docs/development/speed.md).
+    """x times `kernel`, on CPUs with rows as one axis: where a kernel's gradient is a sum over two,
+    XLA transposes the other factor first. Results are equal bit by bit. What accelerators gain or
+    lose by it has not been counted (docs/development/speed.md).
     """
-    x, kernel = factors
-    [of_x] = jax.linear_transpose(lambda x: jnp.einsum("BTD,DF->BTF", x, kernel), x)(of_out)
-    if current_platform() == "cpu":
-        rows, of_rows = (each.reshape(-1, each.shape[-1]) for each in (x, of_out))
-        [of_kernel] = jax.linear_transpose(lambda kernel: jnp.einsum("RD,DF->RF", rows, kernel), kernel)(of_rows)
-    else:
-        [of_kernel] = jax.linear_transpose(lambda kernel: jnp.einsum("BTD,DF->BTF", x, kernel), kernel)(of_out)
-    return of_x, of_kernel
-
-
-_product.defvjp(lambda x, kernel: (_product(x, kernel), (x, kernel)), _product_gradients)
+    if current_platform() != "cpu":
+        return jnp.einsum("BTD,DF->BTF", x, kernel)
+    return jnp.einsum("RD,DF->RF", x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)

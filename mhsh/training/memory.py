@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
 from mhsh.models.build import boxed_parameters, build_model, forward
 from mhsh.models.costs import parameter_counts
-from mhsh.models.devices import BATCH_AXES
+from mhsh.models.devices import BATCH_AXES, traced_for
 from mhsh.models.kernels.select import anywhere
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.transformer import BY_GROUPS, layer_groups
@@ -207,7 +207,7 @@ def _saved_activations(config: Config, rows: int) -> int:
         residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known and leaf.shape not in views}
         saved = sum(_bytes(leaf) for leaf in residuals.values())
 
-    with anywhere():  # as on a GPU, though nothing runs
+    with anywhere(), traced_for("gpu"):  # CPUs choose no policy by memory
         jax.eval_shape(trace, params, example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
     return saved
 
