@@ -112,7 +112,10 @@ def main(address: str, count: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for process 0, which takes leave first
         signal.signal(number, signal.SIG_IGN)
     service = _private(1)(address, int(count), heartbeat_timeout=_SILENT_SECONDS, shutdown_timeout=_ENDING_SECONDS)
-    print("ready", flush=True)
+    try:
+        os.write(sys.stdout.fileno(), b"ready\n")
+    except BrokenPipeError:  # process 0 has waited for long enough
+        return
     time.sleep(_LAST_ANSWERS_SECONDS if sys.stdin.buffer.read() == b"end" else LINGER_SECONDS)
     del service
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 
 import pytest
 
+from mhsh.cluster import coordination
 from mhsh.cluster.coordination import PRIVATE, _private
 from tests.clusters import finish, free_port, start_commands
 
@@ -54,3 +57,13 @@ def test_a_jax_without_a_private_name_is_named(monkeypatch, index: int) -> None:
     monkeypatch.delattr(importlib.import_module(module), name)
     with pytest.raises(RuntimeError, match=rf"this jax has no {module}\.{name}; install one .*, jax>=0.10,<0.13"):
         _private(index)
+
+
+def test_a_service_whose_process_has_gone_meanwhile_ends_without_a_word() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-P", coordination.__file__, f"127.0.0.1:{free_port()}", "2"]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -260,4 +260,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C ends it without a word, at its very end too
     sys.exit(main())
