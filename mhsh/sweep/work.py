@@ -9,6 +9,7 @@ after DEAD_SECONDS, and another worker goes on with the cell from its last check
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -101,19 +102,24 @@ class Worker:
     def _claim_alike(self, plan: Plan, left: Sequence[Cell], held: contextlib.ExitStack) -> list[_Claim]:
         """The first cell that nobody has, and those after it that can be trained with it."""
         claims: list[_Claim] = []
+
+        @functools.cache
+        def first_step() -> int | None:
+            return claims[0].run.newest_checkpoint()
+
         for cell in left:
             if len(claims) == self._together:
                 break
-            if not claims or self._shares(cell, claims[0]):
+            if not claims or self._shares(cell, claims[0].cell, first_step):
                 claim = self._claim(plan, cell, held)
                 claims += [claim] if claim is not None else []
         return claims
 
-    def _shares(self, cell: Cell, first: _Claim) -> bool:
+    def _shares(self, cell: Cell, first: Cell, first_step: Callable[[], int | None]) -> bool:
         """Whether the cell would go on with the program of the first one, and from its step."""
-        if shared_program(cell.config) != shared_program(first.cell.config):
+        if shared_program(cell.config) != shared_program(first.config):
             return False
-        return self._folder.run_folder(cell.name).newest_checkpoint() == first.run.newest_checkpoint()
+        return self._folder.run_folder(cell.name).newest_checkpoint() == first_step()
 
     def _claim(self, plan: Plan, cell: Cell, held: contextlib.ExitStack) -> _Claim | None:
         """The cell, until the end of `held`; None where it is not to be had."""

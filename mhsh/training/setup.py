@@ -99,10 +99,12 @@ def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
     """The state to go on from, its step, and for run.json from which other run it started (None:
     from none). A run has four starts, tried in this order:
 
-    1. It goes on from its newest good checkpoint; damaged ones are set aside. 2. It goes on from an
-    imported checkpoint, which has no run.json yet. 3. It starts with the parameters of another run,
-    train.start_from. 4. It starts with fresh parameters. Raises UserError where all its checkpoints
-    are damaged, or those of train.start_from do not fit.
+    1. It goes on from its newest good checkpoint; damaged ones are set aside.
+    2. It goes on from an imported checkpoint, which has no run.json yet.
+    3. It starts with the parameters of another run, train.start_from.
+    4. It starts with fresh parameters.
+
+    Raises UserError where all its checkpoints are damaged, or those of train.start_from do not fit.
     """
     config, checkpoints, folder, note = run.config, run.checkpoints, run.folder, run.display.note
     for step in checkpoints.steps():
