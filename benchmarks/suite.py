@@ -29,11 +29,7 @@ from mhsh.storage.files import read_object, write_new
 from mhsh.text import timing
 
 ROOT = Path(__file__).resolve().parents[1]
-# What `mhsh compare` puts on a page: the speed of every shape once, and the runs.
-PAGES = {
-    "speed.html": ("train-large.json", "train-base.json", "inference-large.json"),
-    "report.html": ("run-shallow", "run-deep"),
-}
+COMPARED = ("run-shallow", "run-deep")  # on a page of `mhsh compare`
 _POLL_SECONDS = 0.1
 RUN_STEPS, PROFILED = 200, "100:102"
 # What a step is tried with, each beside what it is by default.
@@ -241,7 +237,7 @@ def _reason(log: Path, status: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the stages, prints their tables, and writes the PAGES into --out; the exit status."""
+    """Runs the stages, prints their tables, and compares the runs; the exit status."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -278,11 +274,9 @@ def _run_chosen(folder: Path, chosen: Sequence[Stage]) -> int:
     if stopped is not None:
         print(f"stopped; the same command goes on: {len(done)} of {len(chosen)} stages are done")
         return 128 + stopped
-    names = {stage.name for stage in done}
-    for page, parts in PAGES.items():
-        paths = [str(folder / part) for part in parts if part.removesuffix(".json") in names]
-        if paths:
-            subprocess.run([sys.executable, "-m", "mhsh", "compare", *paths, f"--out={folder / page}"], check=False)
+    runs = [str(folder / stage.name) for stage in done if stage.name in COMPARED]
+    if runs:
+        subprocess.run([sys.executable, "-m", "mhsh", "compare", *runs, f"--out={folder / 'report.html'}"], check=False)
     return 2 if any(how is not None and how.state == "failed" for how in ended.values()) else 0
 
 

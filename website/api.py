@@ -71,7 +71,6 @@ PAGES: Mapping[str, Page] = {
             "verdict.findings",
             "report.report",
             "report.build",
-            "report.speed",
         ),
     ),
 }

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,7 +23,6 @@ from mhsh.text import quantity, timing
 
 FORMAT = 1
 WIDTH = 100  # columns of the table, unless the terminal has more
-GRID_KINDS = ("train", "inference")  # whose settings are batch and length
 
 CONFIDENCE = 0.95
 
@@ -32,7 +31,6 @@ SMALLEST, LARGEST = 1e-300, 1e300  # of numbers above 0 whose 1 / x is finite to
 NonNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 PositiveInt = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
-T = TypeVar("T")
 
 
 class Interval(Struct, frozen=True):
@@ -52,10 +50,6 @@ class Interval(Struct, frozen=True):
     def scaled(self, factor: float) -> Interval:
         """Times a number above 0."""
         return Interval(factor * self.median, factor * self.low, factor * self.high, self.confidence)
-
-    def inverse(self) -> Interval:
-        """The interval of 1 / x, if it is above 0: order statistics stay order statistics."""
-        return Interval(1 / self.median, 1 / self.high, 1 / self.low, self.confidence)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -139,11 +133,6 @@ class SettingResults(Struct):
             if candidate.baseline is not None and candidate.baseline not in names:
                 raise ValueError(f"has no {candidate.baseline}, the baseline of {candidate.name}")
 
-    @property
-    def batch_and_length(self) -> tuple[int, int]:
-        """The setting of a kind in GRID_KINDS: rows, and tokens a row."""
-        return self.setting["batch"], self.setting["length"]
-
 
 class CeilingResult(Struct):
     """What one device can do at most: a big matrix product (matmul)."""
@@ -172,43 +161,6 @@ class BenchResults(Struct, kw_only=True):
     cells: Annotated[list[SettingResults], Meta(min_length=1)]  # one for each setting
 
 
-class _Devices(Struct):
-    platform: str
-    kind: str
-
-
-class _Environment(Struct):
-    devices: _Devices
-    processor: str
-    cores: PositiveInt
-
-
-class _Shape(Struct):
-    num_heads: PositiveInt
-    num_layers: PositiveInt
-
-
-class _Config(Struct):
-    model: _Shape
-
-
-class _GridSetting(Struct):
-    batch: PositiveInt
-    length: PositiveInt
-
-
-class _Cell(Struct):
-    setting: _GridSetting
-
-
-class _Grid(Struct):
-    """The plain dictionaries in a file of GRID_KINDS."""
-
-    environment: _Environment
-    configs: dict[str, _Config]
-    cells: list[_Cell]
-
-
 def read(path: str) -> BenchResults:
     """The results of any kind of bench. Raises UserError where the file cannot be read, is of
     another format, or is damaged.
@@ -218,39 +170,11 @@ def read(path: str) -> BenchResults:
         raise UserError(f"{path} is not a result of mhsh bench; give what mhsh bench --out wrote")
     if content["format"] != FORMAT:
         raise UserError(f"{path} has format {content['format']!r}, and this mhsh reads format {FORMAT}; measure again")
-    return _convert(content, BenchResults, path)
-
-
-def read_grid(path: str) -> BenchResults:
-    """The results of `mhsh bench train` or `mhsh bench inference`; no setting is there twice.
-    Raises UserError where the file cannot be read, is of another kind or format, or is damaged.
-    """
-    results = read(path)
-    if results.kind not in GRID_KINDS:
-        raise UserError(f"{path} is of mhsh bench {results.kind}; only {' and '.join(GRID_KINDS)} can be compared")
-    _convert(msgspec.to_builtins(results), _Grid, path)
-    settings = []
-    for number, cell in enumerate(results.cells):
-        for candidate in cell.candidates:
-            if candidate.config not in results.configs:
-                raise _damaged(path, f"cells[{number}]", f"{candidate.name} is of config {candidate.config!r}, which is missing")
-        if cell.batch_and_length in settings:
-            batch, length = cell.batch_and_length
-            raise UserError(f"{path} has batch {batch} x length {length} more than once; measure each once with mhsh bench")
-        settings.append(cell.batch_and_length)
-    return results
-
-
-def _convert(value: Any, kind: type[T], path: str) -> T:
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(content, BenchResults)
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at `$")
-        raise _damaged(path, where.strip(".`"), reason) from error
-
-
-def _damaged(path: str, where: str, reason: str) -> UserError:
-    return UserError(f"{path} is damaged: {where}: {reason}; measure again with mhsh bench")
+        raise UserError(f"{path} is damaged: {where.strip('.`')}: {reason}; measure again with mhsh bench") from error
 
 
 def write(results: BenchResults, out: str) -> None:

@@ -1,4 +1,4 @@
-"""mhsh compare: runs and sweeps against a baseline, or the speed of shapes by `mhsh bench`."""
+"""mhsh compare: runs and sweeps against a baseline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from cyclopts import Parameter
 
 from mhsh.errors import UserError
 from mhsh.report.files import prepare_files
-from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import absolute, check_suffix, check_writable
-from mhsh.storage.questions import exists, is_dir
+from mhsh.storage.questions import is_dir
 from mhsh.sweep.folder import check_margin
 
 if TYPE_CHECKING:
@@ -56,13 +55,13 @@ def run(
     watch: bool = False,
     port: int | None = None,
 ) -> int:
-    """Compares runs and sweeps with a baseline, or shapes by what `mhsh bench` measured.
+    """Compares runs and sweeps with a baseline.
 
     Prints a table and writes report.html, and beside it JSON, CSV, Markdown and SVG. The exit
     status is 2 where something could not be read: a line names it, and the rest is drawn.
 
     Args:
-      paths: runs, sweeps and folders that hold runs, or files of mhsh bench
+      paths: runs, sweeps and folders that hold runs
       over: take each shape at its own best value of this FIELD, such as lr; by default as the
         plan of the sweep says, and with none each value by itself
       by: compare by these swept FIELD,..., once for each setting of the others
@@ -105,7 +104,7 @@ def write_report(question: CompareOptions, page: Path, with_png: bool = False, f
     """
     write_files = prepare_files(page, with_png, for_paper)
     report = make_report(question)
-    if report.curves is None and not report.points:
+    if report.curves is None:
         raise UserError("; ".join(report.problems) or report.title)
     for problem in report.problems:
         print(f"mhsh compare: {problem}", file=sys.stderr)
@@ -122,30 +121,7 @@ def write_report(question: CompareOptions, page: Path, with_png: bool = False, f
 
 
 def make_report(question: CompareOptions) -> Report:
-    """The report on runs, or on what `mhsh bench` measured. Raises UserError where an argument is
-    wrong.
-    """
-    benches = [path for path in question.paths if _is_bench(path)]
-    if not benches:
-        return _make_run_report(question)
-    from mhsh.report.speed import read_speed, speed_report
-
-    speed = read_speed(benches)
-    if question != CompareOptions(question.paths) or len(benches) < len(question.paths):
-        raise UserError(
-            f"{benches[0]} is of mhsh bench: such files have a page of their own, and take only --out, --png and --paper; leave "
-            "runs and other options away"
-        )
-    return speed_report(speed)
-
-
-def _is_bench(path: str) -> bool:
-    """Whether it is a file, and so no run: a file of `mhsh bench`."""
-    place = absolute(path)
-    return not is_remote(place) and exists(place) and not is_dir(place)
-
-
-def _make_run_report(question: CompareOptions) -> Report:
+    """The report on runs. Raises UserError where an argument is wrong."""
     # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
     from mhsh.verdict.experiment import load_experiment
@@ -167,10 +143,9 @@ def _watch(question: CompareOptions, port: int) -> int:
     from mhsh.report.watch import LOOPBACK, Server, Watched
     from mhsh.verdict.runs import find_runs
 
-    folders = [path for path in question.paths if not _is_bench(path)]
-    watched = Watched(folders, lambda: make_report(question))
+    watched = Watched(question.paths, lambda: make_report(question))
     try:
-        if not any(is_dir(absolute(path)) for path in folders):
+        if not any(is_dir(absolute(path)) for path in question.paths):
             raise UserError(f"nothing to watch: none of {', '.join(question.paths)} is a folder; start a run first")
         watched.newest()  # what cannot be read or compared is said here, not to a browser
     except OSError as error:
@@ -179,7 +154,7 @@ def _watch(question: CompareOptions, port: int) -> int:
     # Suppressed from before the address is told: who reads it may interrupt at once.
     with server, contextlib.suppress(KeyboardInterrupt):
         # Flushed: whoever reads this through a pipe waits for the address.
-        print(f"Watching {len(find_runs(folders)[0])} runs at {server.address} (Ctrl-C ends it)")
+        print(f"Watching {len(find_runs(question.paths)[0])} runs at {server.address} (Ctrl-C ends it)")
         print(f"From another machine: ssh -L {server.server_port}:{LOOPBACK}:{server.server_port} THIS-HOST", flush=True)
         server.serve_forever()
     return 0

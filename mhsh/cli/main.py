@@ -30,7 +30,7 @@ COMMANDS = {
     },
     "look": {
         "inspect": "what is understood of a corpus, a checkpoint or a run",
-        "compare": "runs, sweeps or bench files side by side: a table and report.html",
+        "compare": "runs and sweeps side by side: a table and report.html",
         "eval": "a checkpoint's metrics on the validation rows of its run",
         "probe": "what the layers of a model do on one batch",
         "plan": "parameters, memory and time of configs before they run",

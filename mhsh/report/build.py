@@ -295,10 +295,10 @@ def _budgets(sections: Sequence[Section]) -> list[Points]:
             )
             zero = (Reference(0.0, "the baseline of each length"),) * of_difference
             x_title = AXIS_TITLES[PER_PARAMETER if per_parameter else "tokens"]
-            found.append(Points(f"{words} at the end of each length", x_title, words, series, log_x=True, references=zero))
+            found.append(Points(f"{words} at the end of each length", x_title, words, series, zero))
     return found
 
 
-def _estimated(x: float, of: Estimate, label: str, hollow: bool = False) -> Point:
+def _estimated(x: float, of: Estimate, label: str) -> Point:
     low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
-    return Point(x, of.mean, low, high, hollow, label)
+    return Point(x, of.mean, low, high, label)

@@ -22,7 +22,6 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from mhsh.report.report import Series
 from mhsh.text import shorten
 
 PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of one column
@@ -72,11 +71,6 @@ def curve_style(color: int, variant: int = 0) -> CurveStyle:
     linestyle, dash_array = _DASHES[(variant + color // len(_COLORS)) % len(_DASHES)]
     marker, marker_path = _SYMBOLS[(color + variant // len(_DASHES)) % len(_SYMBOLS)]
     return CurveStyle(_COLORS[color % len(_COLORS)], linestyle, marker, dash_array, marker_path)
-
-
-def series_style(of: Series, place: int) -> CurveStyle:
-    """That of the series at a place of its figure."""
-    return curve_style(place if of.color is None else of.color, of.variant)
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:

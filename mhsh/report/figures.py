@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -23,7 +22,6 @@ from mhsh.report.figure_files import (
     caption_characters,
     curve_style,
     log_ticks,
-    series_style,
 )
 from mhsh.report.report import Curves, Points
 from mhsh.text import count, format_loss, format_signed, shorten
@@ -33,7 +31,6 @@ _GREY = "#8A8A8A"
 # As on the page: of the steps, where a steep start may leave the y-axis; rows of lines that are
 # shown whole.
 _START, _SHORT = 0.1, 12
-_TICK_CHARACTERS = 36  # below a figure of a column's width; more are turned
 _ROW = 0.055  # of a panel's height: between final values
 
 
@@ -43,10 +40,9 @@ def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
     """
     split = next((split for split in curves.splits if any(split in run.curves for run in curves.runs)), "")
     name, every = curves.splits.get(split, ""), range(len(curves.groups))
-    references = [reference for reference in curves.references if reference.metric == "loss"]
     styles = [curve_style(group.color, group.variant) for group in curves.groups]
     lines = {place: group_lines(curves, place, split) for place in every}
-    panels = [(lines, f"{name} loss", [reference.value for reference in references])]
+    panels = [(lines, f"{name} loss", [reference.value for reference in curves.references])]
     caption = "bands: 95 % intervals"
     if curves.baseline:
         changes = {place: difference_lines(curves, place, split) for place in every}
@@ -68,43 +64,31 @@ def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
     if len(drawn) > len(named):
         handles.append(Line2D([], [], color=_GREY, linewidth=1))
         labels.append(f"{len(drawn) - len(named)} others, named on the page")
-    handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(references)
-    labels += [reference.label for reference in references]
+    handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(curves.references)
+    labels += [reference.label for reference in curves.references]
     add_legend(figure, handles, labels, shorten(caption, caption_characters(width)))
     return figure
 
 
 def points_figure(points: Points, width: float = COLUMN) -> Figure:
-    """Hollow points are those of the page."""
+    """Points with their intervals, against a logarithmic axis."""
     figure = Figure(figsize=(width, 2.5), layout="constrained")
     axes = figure.subplots()
-    for place, (series, x) in enumerate(zip(points.series, _beside(points), strict=True)):
-        style = series_style(series, place)
+    styles = [curve_style(series.color, series.variant) for series in points.series]
+    for series, style, x in zip(points.series, styles, _beside(points), strict=True):
         y = [point.y for point in series.points]
         low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
         high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
-        axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle if series.joined else "none")
-        for at, point in zip(x, series.points, strict=True):
-            face = PAPER if point.hollow else style.color
-            axes.plot([at], [point.y], style.marker, color=style.color, markerfacecolor=face, zorder=3)
-    if points.log_x:
-        axes.set_xscale("log")
-        ticks = log_ticks(*axes.get_xlim())
-        axes.set_xticks(ticks, map(_tick, ticks))
-    if points.log_y:
-        axes.set_yscale("log")
-        ticks = log_ticks(*axes.get_ylim())
-        axes.set_yticks(ticks, map(_tick, ticks))
-    if points.ticks:
-        words = [shorten(words, 16) for _, words in points.ticks]
-        turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if sum(map(len, words)) > _TICK_CHARACTERS else {}
-        axes.set_xticks([at for at, _ in points.ticks], words, parse_math=False, **turned)
+        axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle, marker=style.marker)
+    axes.set_xscale("log")
+    ticks = log_ticks(*axes.get_xlim())
+    axes.set_xticks(ticks, map(_tick, ticks))
     axes.minorticks_off()
     for reference in points.references:
         axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
     axes.set_xlabel(points.x_title, parse_math=False)
     axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
-    handles: list[Artist] = [_sample(series_style(series, place)) for place, series in enumerate(points.series)]
+    handles: list[Artist] = list(map(_sample, styles))
     handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
     add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
     return figure
@@ -118,9 +102,8 @@ def _beside(points: Points) -> list[Float[np.ndarray, " points"]]:
     every = np.concatenate([*places, []])
     if len(np.unique(every)) == len(every):
         return places
-    to, back = (np.log, np.exp) if points.log_x else (np.asarray, np.asarray)
-    step = min(0.012, 0.05 / len(places)) * float(np.ptp(to(every)))
-    return [back(to(each) + step * (place - (len(places) - 1) / 2)) for place, each in enumerate(places)]
+    step = min(0.012, 0.05 / len(places)) * float(np.ptp(np.log(every)))
+    return [each * np.exp(step * (place - (len(places) - 1) / 2)) for place, each in enumerate(places)]
 
 
 def _tick(value: float) -> str:

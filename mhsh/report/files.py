@@ -61,8 +61,7 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
         if report.curves is not None:
             contents[Path(f"{stem}_curves.csv")] = curves_to_csv(report.curves)
         contents[Path(f"{stem}.md")] = report_to_markdown(report, {f"{stem.name}{end}.svg": title for end, title, _ in figures})
-        if report.tables:
-            contents[Path(f"{stem}.csv")] = tables_to_csv(report.results or report.tables[:1])
+        contents[Path(f"{stem}.csv")] = tables_to_csv(report.results)
         for path in contents:
             check_replaceable(path, MARK)
         for path, content in contents.items():

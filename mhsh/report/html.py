@@ -20,7 +20,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mhsh.report.figure_files import CurveStyle, curve_style, series_style
+from mhsh.report.figure_files import CurveStyle, curve_style
 from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Cell, Column, CurveGroup, Curves, Report, Row, Table
 from mhsh.text import sanitize
 
@@ -74,7 +74,7 @@ def _parts(report: Report) -> dict[str, Markup]:
     fields = [(field, field) for field in curves.fields] if curves else []
     views = [(view, words) for view, words in _VIEWS.items() if (curves and curves.baseline) or view != DIFFERENCE]
     values: dict[str, Any] = {"cells": _cells, "caution": _caution, "CAUTION": CAUTION, "reference_style": _REFERENCE}
-    values |= {"views": views, "fields": fields, "series_style": series_style}
+    values |= {"views": views, "fields": fields, "curve_style": curve_style}
     made: Any = _environment().get_template("parts.html").make_module(values)
     forest = Forest(*report.bounds, report.margin) if report.differences else None
     claim, others = made.claim(report, style_of, forest), made.tables(report, style_of)
@@ -133,7 +133,7 @@ def _content(report: Report) -> dict[str, Any]:
     """What the scripts read: the fields of Curves, the points, and the styles of all lines."""
     curves, points = report.curves, [_fields(figure) for figure in report.points]
     for figure in points:
-        figure["series"] = [_fields(each) | _script_style(series_style(each, n)) for n, each in enumerate(figure["series"])]
+        figure["series"] = [_fields(each) | _script_style(curve_style(each.color, each.variant)) for each in figure["series"]]
     if curves is None:
         return {"runs": (), "points": points}
     runs = [_fields(run) | {"style": _script_style(_run_style(curves, place))} for place, run in enumerate(curves.runs)]

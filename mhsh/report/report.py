@@ -142,11 +142,10 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A level that does not depend on the runs, such as the unigram entropy."""
+    """A level of a loss that does not depend on the runs, such as the unigram entropy."""
 
     value: float
     label: str
-    metric: str = "loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +178,6 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
-    hollow: bool = False  # what that means is said in the figure's note
     label: str = ""  # shown when it is pointed at
 
 
@@ -189,24 +187,19 @@ class Series:
 
     name: str
     points: tuple[Point, ...]
-    color: int | None = None  # None: its place in the figure
+    color: int = 0
     variant: int = 0
-    joined: bool = True  # by a line
 
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """Values against a number: loss against a learning rate, a gap against size, speed."""
+    """Values against a number, which has a logarithmic axis: losses and differences by length."""
 
     title: str
     x_title: str
     y_title: str
     series: tuple[Series, ...]
-    log_x: bool = False
-    log_y: bool = False
-    ticks: tuple[tuple[float, str], ...] = ()  # of the x-axis; empty: chosen by the renderer
     references: tuple[Reference, ...] = ()
-    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ _OTHERS = ("steps to ", "device time to ")  # columns that a table of results in
 def report_to_tex(report: Report, author: str) -> bytes:
     """A table with a row a group and a caption that says what the intervals are."""
     body = [line for table in report.results for line in _rows(table, named=len(report.results) > 1)]
-    head = report.results[0] if report.results else report.tables[0]
+    head = report.results[0]
     kept = _columns(head)
     lines = [
         f"% {author}. In the preamble: \\usepackage{{booktabs, amssymb, graphicx}}",
@@ -34,7 +34,7 @@ def report_to_tex(report: Report, author: str) -> bytes:
         f"\\begin{{tabular}}{{{''.join('r' if head.columns[place].numeric else 'l' for place in kept)}}}",
         r"\toprule",
         " & ".join(escape(head.columns[place].name) for place in kept) + r" \\",
-        *(body or [r"\midrule", *_cells(head, kept)]),
+        *body,
         r"\bottomrule",
         r"\end{tabular}}",
         r"\end{table}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +24,14 @@ from mhsh.bench.results import (
     coverage,
     median_interval,
     ratios,
-    read_grid,
+    read,
     show,
     write,
 )
+from mhsh.config.schema import to_dict
 from mhsh.errors import UserError
 from tests.bench.test_timing import made
 from tests.conftest import MakeConfig
-from tests.report.speed_files import two_shapes
-from tests.report.speed_files import write as write_fields
 
 
 def test_coverage_is_that_of_all_ways_to_fall_on_either_side():
@@ -76,21 +76,39 @@ def test_a_median_lies_in_its_interval():
         Interval(5.0, 1.0, 4.0, 0.9)
 
 
-def test_an_inverse_keeps_its_order():
-    assert Interval(2.0, 1.0, 4.0, 0.9).inverse() == Interval(0.5, 0.25, 1.0, 0.9)
+Triple = tuple[float, float, float]  # median, low, high
+
+
+def interval(spread: Triple) -> dict[str, float]:
+    return {**dict(zip(("median", "low", "high"), spread, strict=True)), "confidence": 0.95}
+
+
+def candidate(name: str, seconds: Triple, ratio: Triple | None) -> dict[str, Any]:
+    facts = {"config": name, "implementation": "mhsh", "devices": 1, "work": 640, "seconds": interval(seconds)}
+    against = {"baseline": ratio and "config", "time_ratio": ratio and interval(ratio)}
+    return {"name": name, "label": f"mhsh {name}", **facts, **against}
 
 
 @pytest.fixture
 def good(make_config: MakeConfig) -> dict[str, Any]:
     config = make_config("bert", "2l8h")
-    return two_shapes({"config": config, "against": config})
+    environment = {"devices": {"platform": "gpu", "kind": "Abacus 7", "count": 1}, "processor": "x86_64", "cores": 2}
+    cells = [
+        {
+            "setting": {"batch": rows, "length": 32},
+            "candidates": [candidate("config", (1.0, 0.9, 1.2), None), candidate("against", (1.0, 0.8, 1.25), (1.0, 0.8, 1.25))],
+        }
+        for rows in (1, 4, 16)
+    ]
+    configs = dict.fromkeys(("config", "against"), to_dict(config))
+    return {"format": 1, "kind": "inference", "environment": environment, "configs": configs, "cells": cells}
 
 
 def test_what_is_written_is_read(tmp_path: Path, good: dict[str, Any]) -> None:
     results = msgspec.convert(good, BenchResults)
     out = tmp_path / "bench.json"
     write(results, str(out))
-    assert read_grid(str(out)) == results
+    assert read(str(out)) == results
     with pytest.raises(UserError, match="exists"):
         write(results, str(out))
 
@@ -120,11 +138,8 @@ def entry(found: dict[str, Any]) -> dict[str, Any]:
 
 DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda found: found.update(format=2), "format 2, and this mhsh reads format 1"),
-    (lambda found: found.update(kind="decode"), "of mhsh bench decode; only train and inference can be compared"),
     (lambda found: found.pop("cells"), "is not a result of mhsh bench"),
     (lambda found: found.update(cells=[]), r"cells: Expected `array` of length >= 1"),
-    (lambda found: found["environment"].pop("devices"), r"environment: Object missing required field `devices`"),
-    (lambda found: found["configs"]["against"]["model"].update(num_heads="1"), r"configs\[...\].model.num_heads: Expected `int`"),
     (lambda found: entry(found)["seconds"].pop("low"), r"cells\[2\].candidates\[1\].seconds: Object missing required field `low`"),
     (lambda found: entry(found)["seconds"].update(high=float("inf")), "seconds.high: Expected `float` < 1e\\+300"),
     (lambda found: entry(found)["seconds"].update(median=float("nan")), "seconds.median: Expected `float` >= 0.0"),
@@ -136,9 +151,6 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda found: entry(found).update(label=None), "label: Expected `str`, got `null`"),
     (lambda found: entry(found).update(baseline="nobody"), r"cells\[2\]: has no nobody, the baseline of against"),
     (lambda found: entry(found).update(name="config"), r"cells\[2\]: has config more than once"),
-    (lambda found: entry(found).update(config="other"), r"cells\[2\]: against is of config 'other', which is missing"),
-    (lambda found: found["cells"][1]["setting"].pop("length"), r"cells\[1\].setting: Object missing required field `length`"),
-    (lambda found: found["cells"].append(found["cells"][0]), "has batch 1 x length 32 more than once"),
 ]
 
 
@@ -147,7 +159,8 @@ def test_damage_is_named_in_one_line(good: dict[str, Any], tmp_path: Path) -> No
         damaged = copy.deepcopy(good)
         damage(damaged)
         with pytest.raises(UserError, match=words) as raised:
-            read_grid(write_fields(tmp_path / "bench.json", damaged))
+            (tmp_path / "bench.json").write_text(json.dumps(damaged))
+            read(str(tmp_path / "bench.json"))
         assert "\n" not in str(raised.value) and "bench.json" in str(raised.value)
 
 
@@ -156,12 +169,12 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bench.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"bench\.json (is|begins with zero bytes: it is) "):
-        read_grid(str(path))
+        read(str(path))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*none\.json"):
-        read_grid(str(tmp_path / "none.json"))
+        read(str(tmp_path / "none.json"))
 
 
 def shown(results: BenchResults, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[list[str]], str]:

@@ -80,5 +80,5 @@ def test_it_measures_and_goes_on_after_ctrl_c(tmp_path):
     second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "train-large: done" in second.stdout and "train-large: a step of both large twins ..." not in second.stdout
     assert "run-deep: done" in second.stdout
-    for name in ("train-large.json", "speed.html", "report.html", "run-deep/metrics.jsonl"):
+    for name in ("train-large.json", "report.html", "run-deep/metrics.jsonl"):
         assert (folder / name).exists(), name

@@ -23,7 +23,6 @@ from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
 from tests.conftest import ROOT, load_fields
-from tests.report.speed_files import two_shapes, write
 from tests.sweeps import TRAINED_ALIKE, write_sweep
 
 MakeRun = Callable[..., str]
@@ -45,13 +44,6 @@ def make_run(tmp_path: Path, make_config: Callable[..., Config]) -> MakeRun:
         return str(folder.path)
 
     return make
-
-
-@pytest.fixture
-def bench_files(tmp_path: Path, make_config: Callable[..., Config]) -> list[str]:
-    config = make_config("bert", "2l8h")
-    configs = {"config": config, "against": config}
-    return [write(tmp_path / f"{kind}.json", two_shapes(configs, kind)) for kind in ("inference", "train")]
 
 
 def groups(out: Path) -> list[dict[str, str]]:
@@ -147,21 +139,10 @@ def test_a_sweep_over_the_rate_compares_shapes_each_at_its_best(tmp_path: Path) 
         assert f"learning_rate {rate}: " in said.replace("\\", "")
 
 
-def test_speed_from_the_command_line(bench_files: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "new" / "page.html"
-    done = mhsh_without_jax("compare", *bench_files, "--out", str(out))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Speed of 2x8 admin and 16x1 admin\n")
-    names = {"page.html", "page.json", "page.md", "page.csv", *(f"page_{number}.svg" for number in range(1, 5))}
-    assert {path.name for path in out.parent.iterdir()} == names
-    page = out.read_text(encoding="utf-8")
-    assert "at 2 of 6 settings, slower at 2, with no significant difference at 2" in page
-
-
-def test_runs_and_bench_files_have_a_page_each(make_run: MakeRun, bench_files: list[str], tmp_path: Path) -> None:
-    for paths, options in (((make_run("a"), *bench_files), {}), (bench_files, {"target": 2.0})):
-        with pytest.raises(UserError, match=r"inference\.json is of mhsh bench: such files have a page of their own"):
-            run(*paths, out=str(tmp_path / "report.html"), **options)
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(UserError, match=r"bench\.json is a file; give the folder that --workdir named"):
+        run(str(tmp_path / "bench.json"), out=str(tmp_path / "report.html"))
     assert not (tmp_path / "report.html").exists()
 
 

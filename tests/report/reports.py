@@ -31,13 +31,13 @@ def half_intervals(count: int) -> tuple[float | None, ...]:
 
 
 def _rates_figure(names: Sequence[str]) -> Points:
-    """Loss against learning rate for a few shapes, with a value that is at the grid's edge."""
+    """Loss against learning rate for a few shapes."""
     rates = [2.0**power for power in range(-13, -8)]
     series = []
     for shift, name in enumerate(names):
         offsets = [0.1 * (power - 1 - shift) ** 2 for power in range(len(rates))]
         points = [
-            Point(rate, 2 + offset, 1.95 + 0.9 * offset, 2.1 + 1.2 * offset, hollow=rate == rates[0], label="3 seeds")
+            Point(rate, 2 + offset, 1.95 + 0.9 * offset, 2.1 + 1.2 * offset, "3 seeds")
             for rate, offset in zip(rates, offsets, strict=True)
         ]
         series.append(Series(name, tuple(points), shift))
@@ -46,10 +46,7 @@ def _rates_figure(names: Sequence[str]) -> Points:
         "learning rate",
         "final validation loss, nats per token",
         tuple(series),
-        log_x=True,
-        ticks=tuple((rate, f"{rate:.2g}") for rate in rates),
-        references=(Reference(2.5, "unigram entropy 2.500"),),
-        note="Bars: 95 % intervals. Hollow: the edge of the grid.",
+        (Reference(2.5, "unigram entropy 2.500"),),
     )
 
 

@@ -52,7 +52,7 @@
 
   const matching = state => new Set(report.content.runs.map((_, run) => run).filter(run => report.matches(run, state.query)));
   const references = (state, metrics) => state.view === "difference" ? [{ value: 0, label: "0: " + report.content.baseline }]
-    : report.content.references.filter(each => metrics.includes(each.metric));
+    : metrics.includes("loss") ? report.content.references : [];
   // Names differ at their ends, so the middle is left out.
   const short = (name, most) => name.length <= most ? name : name.slice(0, most - 9) + "\u2026" + name.slice(-8);
 
@@ -105,7 +105,7 @@
     const sign = each => isDifference && each > 0 ? "+" : "", isNamed = place.clientWidth > 640 && lines.length <= 14;
     place.metric = metric;
     report.plot(place, lines, {
-      xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), ticks: [], bars: false,
+      xTitle: report.content.axes[state.axis], yTitle: report.metricTitle(state, metric), bars: false,
       logX: state.logX, logY: state.logY, raw: state.raw, fit: state.fit, zero: isDifference, x: state.x, y: state.y[metric] || null,
       references: references(state, [metric]),
       endText: (line, end, isInside) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed && !isInside ? " " + short(line.name, 26) : ""),
@@ -140,12 +140,11 @@
     const figure = report.content.points[place.dataset.points];
     const lines = figure.series.map(series => ({
       ...series, gaps: [],
-      ...Object.fromEntries(["x", "y", "low", "high", "hollow", "label"].map(column => [column, series.points.map(point => point[column])])),
+      ...Object.fromEntries(["x", "y", "low", "high", "label"].map(column => [column, series.points.map(point => point[column])])),
     }));
     report.plot(place, lines, {
-      xTitle: figure.x_title, yTitle: figure.y_title, ticks: figure.ticks, bars: true, logX: figure.log_x, logY: figure.log_y,
-      references: figure.references, x: null, y: null, valueText: each => report.number(each, 4),
-      placeText: at => (figure.ticks.find(tick => tick[0] === at) || [at, report.number(at, 4)])[1],
+      xTitle: figure.x_title, yTitle: figure.y_title, bars: true, logX: true, logY: false, references: figure.references,
+      x: null, y: null, valueText: each => report.number(each, 4), placeText: at => report.number(at, 4),
     });
   }
 

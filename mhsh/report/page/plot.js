@@ -94,16 +94,14 @@
       if (!o.bars && low.some(Boolean)) {
         clipped.push({ d: path([...high.filter(Boolean), ...low.filter(Boolean).reverse()]) + "Z", fill: stroke, opacity: lines.length > 6 ? 0.07 : 0.15 });
       }
-      if (line.joined !== false) clipped.push({ d: path(o.bars ? points.filter(Boolean) : points), stroke, width: 2, dash: line.dash });
+      clipped.push({ d: path(o.bars ? points.filter(Boolean) : points), stroke, width: 2, dash: line.dash });
       const every = rows.length <= DOTTED_UP_TO || o.bars ? 1 : Math.ceil(rows.length / SPARSE);
       rows.filter((_, index) => index % every === 0).forEach(row => {
         const [x, y] = points[row];
         if (o.bars && low[row]) {
           free.push({ d: `M${x} ${low[row][1]}V${high[row][1]}M${x - 3} ${low[row][1]}h6M${x - 3} ${high[row][1]}h6`, stroke, width: 1.3 });
         }
-        const isHollow = line.hollow && line.hollow[row];
-        const paints = isHollow ? { fill: color("--paper"), stroke } : { fill: stroke };
-        (o.bars ? free : clipped).push({ d: line.marker, ...paints, x, y, scale: o.bars ? 1 : 0.6 });
+        (o.bars ? free : clipped).push({ d: line.marker, fill: stroke, x, y, scale: o.bars ? 1 : 0.6 });
       });
       line.gaps.forEach(x => clipped.push({ text: "\u00d7", fill: stroke, x: plot.valToPos(x, "x") - 5, y: 14, size: 18 }));
     });
@@ -150,18 +148,7 @@
     const values = (_, splits) => splits.map(value => value === null ? "" : report.number(value, 4));
     const common = { stroke: ink, grid, ticks: grid, values, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, labelGap: 2, labelSize: 22 };
     const log = pixels => ({ filter: (_, splits) => splits, splits: (u, _, low, high) => logTicks(low, high, Math.floor(pixels(u) / TICK)) });
-    // A tick is named where its words do not overprint those before them.
-    const words = u => {
-      let free = -Infinity;
-      return o.ticks.map(([at, text]) => {
-        const [middle, half] = [u.valToPos(at, "x"), 4 + 3.5 * text.length];
-        if (middle - half < free) return "";
-        free = middle + half;
-        return text;
-      });
-    };
-    const named = { splits: () => o.ticks.map(tick => tick[0]), filter: (_, splits) => splits, values: words };
-    const x = o.ticks.length ? named : o.logX ? log(u => u.width - 150) : {}, y = o.logY ? log(u => u.height - 60) : {};
+    const x = o.logX ? log(u => u.width - 150) : {}, y = o.logY ? log(u => u.height - 60) : {};
     return [{ ...common, label: o.xTitle, size: 30, ...x }, { ...common, label: o.yTitle, size: 54, ...y }];
   }
   const nearestRow = (x, at) => x.reduce((best, place, row) => Math.abs(place - at) < Math.abs(x[best] - at) ? row : best, 0);
