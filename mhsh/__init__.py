@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from mhsh.training.loop import train as train
 
 __version__ = "0.1.0"
-__all__ = [
-    "Config",
-    "LoadedModel",
-    "UserError",
-    "__version__",
-    "add_optimizer",
-    "add_residual",
-    "add_source",
-    "configs",
-    "load",
-    "train",
-]
 
 _HOMES = {
     "Config": "mhsh.config.schema",
@@ -54,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES, "configs"})

@@ -19,9 +19,8 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from cyclopts.validators import Number
 
 from mhsh.config.fields import flatten, parse_value
-from mhsh.config.registry import WITH
+from mhsh.config.registry import WITH, load_with
 from mhsh.config.schema import Config
-from mhsh.config.user_file import load_with
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
 from mhsh.storage.files import check_folder

@@ -6,15 +6,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhsh import __version__
 from mhsh.config.fields import all_fields, fields_of
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import CHANGES, OBJECTIVES, SCHEMA_VERSION, Config, Removed, Renamed, Section, to_dict
+from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, Config, Section, to_dict
 from mhsh.errors import UserError
 
 WRITER: Mapping[str, int | str] = {"schema": SCHEMA_VERSION, "mhsh": __version__}  # in every file of mhsh's own
+
+
+class Renamed(NamedTuple):
+    """A field that has another path since a version of the schema."""
+
+    since: int
+    path: str  # before
+    now: str
+
+
+class Removed(NamedTuple):
+    """A field that is gone since a version: mhsh does now what it did with `value` there. A file
+    with another value is refused.
+    """
+
+    since: int
+    path: str
+    value: int | float | bool | str
+
+
+CHANGES: tuple[Renamed | Removed, ...] = ()  # every one so far
 
 _said: set[str] = set()  # what was filled in, as it was said
 

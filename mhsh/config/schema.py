@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -51,27 +51,6 @@ Row = Literal[
     "training seed",
     "mesh",
 ]
-
-
-class Renamed(NamedTuple):
-    """A field that has another path since a version of the schema."""
-
-    since: int
-    path: str  # before
-    now: str
-
-
-class Removed(NamedTuple):
-    """A field that is gone since a version: mhsh does now what it did with `value` there. A file
-    with another value is refused.
-    """
-
-    since: int
-    path: str
-    value: int | float | bool | str
-
-
-CHANGES: tuple[Renamed | Removed, ...] = ()  # every one so far
 
 
 def described(
@@ -144,9 +123,7 @@ class ModelConfig(Section, frozen=True):
         Literal["learned", "sinusoidal", "rotary"],
         shape("a table, learned or of the fixed sines of Vaswani et al. 2017; or queries and keys rotated (RoPE; clm only)"),
     ] = "learned"
-    rope_theta: Annotated[
-        Positive, shape("base of the wavelengths of rotary positions, 2 pi to about 2 pi rope_theta; read only with them")
-    ] = 10_000.0
+    rope_theta: Annotated[Positive, shape("base of the wavelengths of rotary positions, 2 pi to about 2 pi rope_theta")] = 10_000.0
     num_token_types: Annotated[NonNegative, shape("rows of the token-type table; 0 leaves it out")] = 0
     next_sentence: Annotated[bool, definition("whether the pooler and the next-sentence head exist (mlm only)")] = False
     num_classes: Annotated[
@@ -154,27 +131,19 @@ class ModelConfig(Section, frozen=True):
     ] = 0
     num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
     num_decoder_layers: Annotated[NonNegative, shape("layers of the decoder; 0 where there is none (all but translation)")] = 0
-    loops: Annotated[
-        Count, shape("passes over the layers of a stack, which are the same in each; 1: each layer once", since=4, before=1)
-    ] = 1
+    loops: Annotated[Count, shape("passes over the layers of a stack, the same in each; 1: each layer once", since=4, before=1)] = 1
     num_heads: Annotated[Count, shape("N, heads in one layer")] = 4
-    num_kv_heads: Annotated[
-        NonNegative, shape("heads of keys and values in one layer, each for as many heads of queries; 0: N (others: clm only)")
-    ] = 0
+    num_kv_heads: Annotated[NonNegative, shape("G, heads of keys and values in one layer; 0: N (others: clm only)")] = 0
     head_dim: Annotated[Count, shape("H, width of one head; N * H need not equal D")] = 32
     embed_dim: Annotated[Count, shape("D, width of the residual stream")] = 128
     mlp_dim: Annotated[Count, shape("F, width of the feed-forward sublayer")] = 512
-    mlp: Annotated[
-        Literal["plain", "gated"], shape("gated: the hidden layer times the activation of a third product (clm only)")
-    ] = "plain"
+    mlp: Annotated[Literal["plain", "gated"], shape("gated: times the activation of a third product (clm only)")] = "plain"
     activation: Annotated[
         Literal["gelu", "gelu_tanh", "relu", "silu"],
         loss("between the products of the feed-forward sublayer", "activation and LayerNorm"),
     ] = "gelu_tanh"
     bias: Annotated[bool, shape("whether the layers' products and LayerNorms add biases (without: clm only)")] = True
-    norm: Annotated[
-        Literal["layer", "rms"], shape("every LayerNorm, qk_norm's too: layer, with a mean; rms, without mean and bias (clm only)")
-    ] = "layer"
+    norm: Annotated[Literal["layer", "rms"], shape("every LayerNorm; rms: without mean and bias (clm only)")] = "layer"
     head: Annotated[
         Literal["bert", "tied", "untied"],
         shape(
@@ -182,43 +151,18 @@ class ModelConfig(Section, frozen=True):
             "matrix of its own (both clm only)"
         ),
     ] = "bert"
-    residual: Annotated[
-        str, shape("how a sublayer's output joins the residual stream: docs/design.md, section 2, or one of your own")
-    ] = "admin"
-    admin_omega: Annotated[
-        AdminOmega,
-        shape(
-            "how Admin's omega starts; profiled: its authors saw it fail at 524,288 tokens a step (configs/bert.py); read only "
-            "where model.residual is admin"
-        ),
-    ] = "profiled"
+    residual: Annotated[str, shape("how a sublayer joins the residual stream: docs/design.md, section 2, or your own")] = "admin"
+    admin_omega: Annotated[AdminOmega, shape("how omega starts; profiled fails in large steps (configs/bert.py)")] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
     base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
-    residual_blocks: Annotated[
-        Count,
-        shape("blocks of sublayers, at most; read only where model.residual is block_attn_res", since=4, before=8),
-    ] = 8
-    residual_streams: Annotated[
-        Streams,
-        shape("parallel streams; read only where model.residual is mhc_lite", since=4, before=4),
-    ] = 4
+    residual_blocks: Annotated[Count, shape("most blocks of sublayers; read only with block_attn_res", since=4, before=8)] = 8
+    residual_streams: Annotated[Streams, shape("parallel streams; read only with mhc_lite", since=4, before=4)] = 4
     qk_norm: Annotated[bool, shape("whether each head's queries and keys have a LayerNorm")] = False
     init: Annotated[
-        Init,
-        initialisation(
-            "of kernels and embeddings: bert, deviation 0.02 everywhere; xavier, by fan-in and fan-out; fairseq, so with the "
-            "queries, keys and values of a layer as one matrix"
-        ),
+        Init, initialisation("bert: deviation 0.02; xavier: by fans; fairseq: so, with queries, keys and values as one matrix")
     ] = "xavier"
-    fans: Annotated[
-        Fans,
-        initialisation(
-            "of xavier and fairseq: ungrouped, those before regrouping, so that all groupings start alike; own, each layer's"
-        ),
-    ] = "ungrouped"
-    layers_per_group: Annotated[
-        Positive, shape("by what the fans of `ungrouped` are multiplied: the layers that regrouping made of one")
-    ] = 1.0
+    fans: Annotated[Fans, initialisation("of xavier and fairseq: those before regrouping, or each layer's own")] = "ungrouped"
+    layers_per_group: Annotated[Positive, shape("layers that regrouping made of one; the factor of `ungrouped` fans")] = 1.0
     hidden_dropout: Annotated[Fraction, dropout("after each sublayer")] = 0.0
     attention_dropout: Annotated[Fraction, dropout("of the attention weights")] = 0.0
     mlp_dropout: Annotated[Fraction, dropout("after the activation of the feed-forward sublayer")] = 0.0
@@ -233,10 +177,7 @@ class ModelConfig(Section, frozen=True):
     kernels: Annotated[
         Literal["auto", "xla", "fused"],
         execution(
-            "of training: fused, on NVIDIA GPUs one kernel around each sublayer and one for attention, where they cover the model; "
-            "xla; auto: xla",
-            since=5,
-            before="auto",
+            "of training: fused, mhsh's own on NVIDIA GPUs, where they cover the model; xla; auto: xla", since=5, before="auto"
         ),
     ] = "auto"
     remat_policy: Annotated[
@@ -284,14 +225,10 @@ class TranslationDataConfig(Section, frozen=True):
     vocab_path: Annotated[
         str, bookkeeping("a vocabulary to load; empty: the one prepared with the rows, or learnt from the training pairs")
     ] = ""
-    sequence_length: Annotated[
-        Count, data_rows("S = T, tokens in a row of each side; the longest sentence kept, its end mark included")
-    ] = 256
+    sequence_length: Annotated[Count, data_rows("S = T, tokens in a row of each side, and in the longest sentence kept")] = 256
     max_length_ratio: Annotated[float, Meta(ge=1), data_rows("pairs whose sides differ more in tokens are left out")] = 1.5
     validation_fraction: Annotated[Fraction, data_rows("share of the pairs held out where validation_source is empty")] = 0.01
-    validation_sentences: Annotated[
-        NonNegative, data_rows("of the validation pairs, translated and scored at every evaluation; 0: none")
-    ] = 0
+    validation_sentences: Annotated[NonNegative, data_rows("validation pairs translated and scored at an evaluation; 0: none")] = 0
     seed: Annotated[NonNegative, data_seed("of held-out pairs and row order")] = 0
 
 
@@ -322,9 +259,7 @@ class SpanDataConfig(Section, frozen=True):
         str,
         bookkeeping("json:FILE (gs:// too), in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]"),
     ] = "json:train.json"
-    validation_source: Annotated[str, bookkeeping("as source; empty: articles of `source` held out by validation_fraction")] = (
-        "json:dev.json"
-    )
+    validation_source: Annotated[str, bookkeeping("as source; empty: held out by validation_fraction")] = "json:dev.json"
     validation_fraction: Annotated[Fraction, data_rows("share of the articles held out where validation_source is empty")] = 0.1
     vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"
     lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = True
@@ -337,9 +272,7 @@ class SpanDataConfig(Section, frozen=True):
 class OptimizerConfig(Section, frozen=True):
     """The update rule and its schedule."""
 
-    name: Annotated[str, update_rule("adamw, lamb, radam or muon (for the layers' kernels, beside adamw), or one of your own")] = (
-        "adamw"
-    )
+    name: Annotated[str, update_rule("adamw, lamb, radam, muon (for the layers' kernels) or one of your own")] = "adamw"
     schedule: Annotated[
         Literal["linear", "constant", "inverse_sqrt", "cosine", "wsd"],
         rate_schedule(
@@ -347,12 +280,8 @@ class OptimizerConfig(Section, frozen=True):
             "wsd: constant until the last decay_steps"
         ),
     ] = "constant"
-    decay_steps: Annotated[
-        NonNegative, rate_schedule("last steps of the wsd schedule, which fall to end_learning_rate; 0 for the others")
-    ] = 0
-    decay_shape: Annotated[
-        Literal["linear", "one_minus_sqrt"], rate_schedule("how they fall; read only where optimizer.schedule is wsd")
-    ] = "linear"
+    decay_steps: Annotated[NonNegative, rate_schedule("last steps of wsd, which fall to end_learning_rate; 0 for the others")] = 0
+    decay_shape: Annotated[Literal["linear", "one_minus_sqrt"], rate_schedule("how they fall; read only with wsd")] = "linear"
     learning_rate: Annotated[Positive, rate_schedule("the highest, at the end of the warm-up")] = 2e-3
     end_learning_rate: Annotated[NonNegativeFloat, rate_schedule("of linear, cosine and wsd, 0 for the others")] = 0.0
     warmup_steps: Annotated[NonNegative, rate_schedule("steps in which the rate rises from 0")] = 100
@@ -381,10 +310,7 @@ class TrainConfig(Section, frozen=True):
     ] = ""
     keep_moments: Annotated[bool, start("of that run also the optimiser's moments, and how many updates they have seen")] = False
     num_steps: Annotated[Count, updates("updates of the parameters")] = 300
-    batch_size: Annotated[
-        Count,
-        updates("B, rows of one step over all devices"),
-    ] = 8
+    batch_size: Annotated[Count, updates("B, rows of one step over all devices")] = 8
     label_smoothing: Annotated[Fraction, updates("share of the target spread evenly over the vocabulary")] = 0.0
     gradient_dtype: Annotated[
         Literal["compute", "float32"], precision("of kernels' gradients where devices add them up; compute: model.compute_dtype")
@@ -398,27 +324,16 @@ class TrainConfig(Section, frozen=True):
     ] = "tensorboard"
     eval_interval: Annotated[NonNegative, bookkeeping("steps from one evaluation to the next; 0: only after the last step")] = 50
     eval_batches: Annotated[NonNegative, loss("validation batches per evaluation; 0: all of them", "validation batches")] = 16
-    checkpoint_interval: Annotated[
-        NonNegative, bookkeeping("steps from one checkpoint to the next; 0: only after the last step")
-    ] = 150
+    checkpoint_interval: Annotated[NonNegative, bookkeeping("steps from one checkpoint to the next; 0: only after the last")] = 150
     keep_checkpoints: Annotated[Count, bookkeeping("so many of the newest checkpoints are kept")] = 2
     keep_every: Annotated[NonNegative, bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")] = 0
     max_skipped_steps: Annotated[Count, bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")] = 10
     profile_steps: Annotated[str, bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none")] = ""
     hang_seconds: Annotated[
-        NonNegative,
-        bookkeeping(
-            "a step or evaluation batch that takes longer ends the process with status 75; 0: 20 times the longest so far, and "
-            "at least 300"
-        ),
+        NonNegative, bookkeeping("a step that takes longer ends the process with status 75; 0: 20 times the longest, at least 300")
     ] = 0
     storage_minutes: Annotated[
-        Positive,
-        bookkeeping(
-            "storage that does not answer ends the process with status 75 after so long; until then training goes on",
-            since=3,
-            before=10.0,
-        ),
+        Positive, bookkeeping("storage that does not answer for so long ends the process with status 75", since=3, before=10.0)
     ] = 10.0
 
 

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from mhsh.config.fields import parse_value
+from mhsh.config.registry import load_file, run_named
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
-from mhsh.config.user_file import load_file, run_named
 from mhsh.errors import UserError, nearest
 
 Changes = Sequence[tuple[str, str]]  # SECTION.FIELD and its value as text

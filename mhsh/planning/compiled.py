@@ -21,9 +21,9 @@ import jax
 
 import mhsh
 from mhsh.config.entries import files_of
+from mhsh.config.registry import load_with
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
-from mhsh.config.user_file import load_with
 from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model
 from mhsh.models.costs import step_flops

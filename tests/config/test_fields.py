@@ -109,11 +109,6 @@ def test_every_differing_field_with_both_values(make_config) -> None:
     )
     found = differences(config, make_config("translation", "tiny"))
     assert (found["data.mask_fraction"], found["data.max_length_ratio"]) == ((0.15, None), (None, 9.0))
-
-
-def test_values_by_path(make_config) -> None:
-    flat = flatten(make_config("bert", "2l8h"))
-    assert flat["model.num_layers"] == 2 and flat["mesh.data"] == -1
     assert flatten({"model": {"num_layers": 3}, "version": 2}) == {"model.num_layers": 3}
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from mhsh.config import fields as config_fields
 from mhsh.config import recorded, resolve
 from mhsh.config.fields import all_fields, section_class
-from mhsh.config.recorded import from_record, identity, to_record
-from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, Config, DataConfig, Removed, Renamed, described
+from mhsh.config.recorded import Removed, Renamed, from_record, identity, to_record
+from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, Config, DataConfig, described
 from mhsh.configs import base
 from mhsh.errors import UserError
 
@@ -108,11 +108,6 @@ def test_a_newer_record_is_refused_with_what_to_install(make_config) -> None:
     for version in (0, True, "1", None, 2.0):
         with pytest.raises(UserError, match=r"^R is damaged: schema is .*; put it back from a copy$"):
             from_record(record | {"schema": version}, "R")
-
-
-def test_a_config_of_the_user_gives_every_field(old) -> None:
-    with pytest.raises(UserError, match=r"is missing from the config; give every field$"):
-        resolve.from_dict({name: value for name, value in old.items() if name != "schema"} | {"train": {}})
 
 
 def test_hashes_outlive_a_version(make_config, planted) -> None:

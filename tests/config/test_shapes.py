@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh import configs
-from mhsh.config.resolve import from_dict
+from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import (
     at_equal_size,
     attention_weights,
@@ -23,7 +23,7 @@ from mhsh.config.shapes import (
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
 
-BERT = from_dict(configs.load("bert").get_config("2l8h").to_dict())
+BERT = configs.get("bert:2l8h")
 
 
 # (L, N, F) of every grouping of BERT-large's and BERT-base's heads, from the most heads a layer to
@@ -96,19 +96,6 @@ def test_regroup_keeps_the_heads_of_keys_and_values_too(make_config):
     assert regroup(make_config("gpt", "24l16h").model, 1).num_kv_heads == 0
 
 
-@pytest.mark.parametrize("variant", ["24l16h", "24l16h_gqa", "6l4h"])
-def test_a_decoder_of_as_many_parameters_in_another_depth(make_config, variant):
-    model = make_config("gpt", variant).model
-    for depth in (model.num_layers // 2, 2 * model.num_layers):
-        other = at_equal_size(model, depth)
-        assert (other.num_heads, other.num_kv_heads, other.head_dim % 2) == (model.num_heads, model.num_kv_heads, 0)
-        assert parameter_counts(other)["encoder"] == pytest.approx(parameter_counts(model)["encoder"], rel=0.01)
-    final_norm = model.embed_dim
-    assert layer_parameters(model) + final_norm == parameter_counts(model)["encoder"]
-    kernels = attention_weights(model) + feed_forward_weights(model)  # a decoder's layer has no biases, and two norms
-    assert layer_parameters(model) == model.num_layers * (kernels + 2 * model.embed_dim)
-
-
 SHAPES = st.tuples(st.integers(1, 64), st.integers(1, 48), st.integers(1, 512), st.integers(1, 48))
 
 
@@ -132,29 +119,38 @@ def test_regroup_keeps_what_it_must_or_refuses(shape):
     assert regroup(after, n) == after
 
 
-@pytest.mark.parametrize("num_layers", [6, 12, 24, 48, 96])
-def test_as_many_parameters_in_other_depths(make_config, num_layers):
-    large = make_config("bert", "24l16h").model
-    other = make_config("bert", "24l16h", **{"model.layers_at_equal_size": num_layers}).model
-    assert other == at_equal_size(large, num_layers)
-    assert (other.num_layers, other.num_heads) == (num_layers, 16)
-    assert other.embed_dim == pytest.approx(1024 * (24 / num_layers) ** 0.5, abs=1)
-    assert other.head_dim == pytest.approx(64 * (24 / num_layers) ** 0.5, abs=0.51)
-    assert parameter_counts(other)["encoder"] == pytest.approx(parameter_counts(large)["encoder"], rel=0.01)
+def counted(model: ModelConfig) -> int:
+    """The parameters of the layers, without Admin's omega."""
+    counts = parameter_counts(model)
+    return counts["encoder"] + counts.get("decoder", 0)
 
 
-def test_as_many_parameters_in_both_stacks(make_config):
-    base = make_config("translation", "6l8h", **{"model.residual": "post_ln"}).model
-    deep = at_equal_size(base, 24)
-    assert (deep.num_layers, deep.num_decoder_layers, deep.num_heads, deep.embed_dim) == (24, 24, 8, 256)
-    counts = [parameter_counts(model) for model in (base, deep)]
-    sums = [count["encoder"] + count["decoder"] for count in counts]
-    assert sums[1] == pytest.approx(sums[0], rel=0.01)
+@pytest.mark.parametrize("factor", [0.25, 0.5, 1, 2, 4])
+@pytest.mark.parametrize("name", ["bert:24l16h", "gpt:24l16h", "gpt:24l16h_gqa", "gpt:6l4h", "translation:6l8h"])
+def test_as_many_parameters_in_other_depths(name, factor):
+    model = configs.get(name).model
+    depth = round(factor * model.num_layers)
+    other = configs.get(name, model={"layers_at_equal_size": depth}).model
+    assert other == at_equal_size(model, depth) and (factor != 1 or other == model)
+    decoder = depth if model.num_decoder_layers else 0
+    shape = (other.num_layers, other.num_decoder_layers, other.num_heads, other.num_kv_heads)
+    assert shape == (depth, decoder, model.num_heads, model.num_kv_heads)
+    narrower = (model.num_layers / depth) ** 0.5
+    assert other.embed_dim == pytest.approx(model.embed_dim * narrower, abs=1)
+    assert other.head_dim == pytest.approx(model.head_dim * narrower, abs=1)
+    assert other.positions != "rotary" or other.head_dim % 2 == 0
+    assert counted(other) == pytest.approx(counted(model), rel=0.01)
 
 
-def test_the_counted_parameters_are_the_models():
-    assert layer_parameters(BERT.model) == parameter_counts(replace(BERT.model, residual="post_ln"))["encoder"]
-    assert at_equal_size(BERT.model, BERT.model.num_layers) == BERT.model
+@pytest.mark.parametrize("name", ["bert:2l8h", "gpt:24l16h_gqa", "translation:6l8h"])
+def test_the_counted_parameters_are_the_models(name):
+    """But for the last norm of Pre-LN, which is outside of the layers."""
+    model = configs.get(name).model
+    final_norm = model.embed_dim if model.residual == "pre_ln" else 0
+    assert layer_parameters(model) + final_norm == counted(model)
+    if model.objective == "clm":  # no biases, and two norms
+        kernels = attention_weights(model) + feed_forward_weights(model)
+        assert layer_parameters(model) == model.num_layers * (kernels + 2 * model.embed_dim)
 
 
 def test_a_depth_without_a_width_is_refused(make_config):

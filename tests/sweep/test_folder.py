@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mhsh.config import recorded
-from mhsh.config.schema import SCHEMA_VERSION, Renamed
+from mhsh.config.recorded import Renamed
+from mhsh.config.schema import SCHEMA_VERSION
 from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
