@@ -31,6 +31,7 @@ _HOMES = {
     "load": "mhsh.inference",
     "train": "mhsh.training.loop",
 }
+__all__ = ["__version__", "configs", *_HOMES]  # noqa: PLE0604 (its keys are strings)
 
 
 def __getattr__(name: str) -> Any:
@@ -42,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "configs"})
+    return sorted({*globals(), *__all__})
