@@ -19,14 +19,14 @@ import functools
 import io
 import math
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhsh.cli.compare import CompareOptions, write_report
+from benchmarks.experiments.study import publish, stage_words
+from benchmarks.experiments.study_page import write_page
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.configs import parse_fields, take_changes
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
@@ -40,7 +40,6 @@ from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Change, Compa
 from mhsh.verdict.treatment import treatment_of
 from mhsh.verdict.tuning import tune
 
-LAUNCHER = Path(__file__).resolve().parents[2] / "launch/study"
 CHOOSING_SEEDS = 2
 # What multi30k needs a name of; nothing is read.
 SOURCES = ("--config.data.source=text:train.en,train.de", "--config.data.validation_source=text:val.en,val.de")
@@ -61,41 +60,17 @@ def main() -> None:
     runs = list(csv.DictReader((arguments.folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
     before = list(csv.DictReader((arguments.folder / "before.csv").read_text(encoding="utf-8").splitlines()))
     with tempfile.TemporaryDirectory() as temporary:
-        sweeps, workdir = Path(temporary) / "sweeps", Path(temporary) / "study"
+        sweeps, published = Path(temporary) / "sweeps", Path(temporary) / "published"
         for stage in dict.fromkeys(row["stage"] for row in runs):
             plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
         csv.writer(sys.stdout, lineterminator="\n").writerows(changed(sweeps, before))
         if arguments.page:
-            publish(sweeps, workdir / "published")
-            subprocess.run(
-                ["bash", str(LAUNCHER), "page", f"--workdir={workdir}", f"--out={arguments.folder.absolute()}"], check=True
-            )
-
-
-def stages() -> dict[str, list[str]]:
-    """The words of each stage in launch/study: its config, axes and flags."""
-    script = LAUNCHER.read_text(encoding="utf-8")
-    values = dict(re.findall(r'^(\w+)="(.*)"$', script, re.MULTILINE))
-    rows = re.findall(r"^(\w+) +((?:study|evidence|bert):.*)$", script, re.MULTILINE)
-
-    def expanded(text: str) -> str:
-        return re.sub(r"\$(\w+)", lambda name: expanded(values[name[1]]), text)
-
-    return {name: expanded(words).split() for name, words in rows}
-
-
-def publish(sweeps: Path, published: Path) -> None:
-    """Writes the report of every part of the page whose stages are kept, as launch/study does."""
-    table = LAUNCHER.read_text(encoding="utf-8").split("\nparts() {")[1].split("\nTABLE")[0]
-    for part, named in re.findall(r"^(\w+) +(\S+) ", table, re.MULTILINE):
-        paths = [str(sweeps / stage) for stage in named.split(",") if (sweeps / stage).exists()]
-        if len(paths) > ("," in named):
-            tuned = all("--over=lr" in stages()[Path(path).name] for path in paths)
-            question = CompareOptions(paths, over="lr", choosing_seeds=CHOOSING_SEEDS) if tuned else CompareOptions(paths)
             with contextlib.redirect_stdout(io.StringIO()):
-                write_report(question, published / part / "report.html", with_png=True)
-            text = published / part / "report.md"
-            text.write_text(_kept(text.read_text(encoding="utf-8")), encoding="utf-8")
+                parts = list(publish(sweeps, published))
+            for part in parts:
+                text = part / "report.md"
+                text.write_text(_kept(text.read_text(encoding="utf-8")), encoding="utf-8")
+            write_page(published, arguments.folder)
 
 
 def _kept(report: str) -> str:
@@ -106,12 +81,11 @@ def _kept(report: str) -> str:
 
 def plant(path: Path, stage: str, rows: Rows) -> None:
     """Writes the sweep folder of a stage, with a run folder for each row."""
-    config, *words = stages()[stage]
-    flags = [word for word in words if word.startswith("--config.")]
+    config, words, flags = stage_words(stage)
     changes, _ = take_changes("config", [*flags, *(SOURCES if stage == "multi30k" else ())])
     fields = parse_fields("config", config, changes)
     assert fields is not None
-    axes = parse_axes([word for word in words if not word.startswith("--")], fields)
+    axes = parse_axes(words, fields)
     cells = cells_of(axes, fields, lambda config: {"parameters": 0, "tokens": 0, "flops": 0})
     folder = SweepFolder(path)
     folder.open_for(Plan(axes, cells))

@@ -1,4 +1,4 @@
-"""The table of launch/paper, as Markdown: paper_table.py RUNS SCALE NAME ... < experiments"""
+"""What the experiments of the paper cost, by `mhsh plan`, and what they have given, as a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,26 @@ from mhsh.models.costs import run_cost
 from mhsh.planning.roofline import CHIPS, step_time
 
 BASE, LARGE, PAIR = ("12l12h", "144l1h"), ("24l16h", "384l1h"), ("6l8h", "48l1h")
+GROUPINGS = ("6l8h", "12l4h", "24l2h", "48l1h")
+BERTS = BASE + LARGE
 RATES, SEEDS = 4, 3
+
+# By experiment, the shapes that are priced, each with its trainings.
+SHAPES = {
+    "example": [],
+    "wmt": [[f"translation:{shape}"] for shape in PAIR],
+    "iwslt": [["translation:iwslt_6l4h"] * 5, ["translation:iwslt_24l1h"] * 5],
+    "bert_base": [[f"bert:{shape}-phase1", f"bert:{shape}-phase2"] for shape in BASE],
+    "bert_large": [[f"bert:{shape}-phase1", f"bert:{shape}-phase2"] for shape in LARGE],
+    "stability": [["translation:48l1h"], ["bert:144l1h-phase1"], ["bert:384l1h-phase1"]],
+    "glue": [[f"glue:cola@bert:{shape}"] for shape in BERTS],
+    "squad_v1": [[f"squad:v1@bert:{shape}"] for shape in BERTS],
+    "squad_v2": [[f"squad:v2@bert:{shape}"] for shape in BERTS],
+    "speed": [],
+    "gain": [[f"translation:{shape}"] for shape in GROUPINGS],
+    "device_hours": [],
+    "positions": [],
+}
 
 
 def config(spec: str) -> Config:
@@ -41,12 +59,10 @@ def hours(spec: str, chip: str, count: int) -> tuple[float, float]:
     return step_time(config(spec), CHIPS[chip], count).chip_hours
 
 
-def price(shapes: str, chip: str, count: int) -> str:
-    """Of each shape (A/B), the sum of its trainings (A1+A2/B1+B2)."""
-    if not shapes:
-        return "-"
-    ranges = ([hours(spec, chip, count) for spec in shape.split("+")] for shape in shapes.split("/"))
-    return ", ".join("-".join(f"{sum(ends):.0f}" for ends in zip(*parts, strict=True)) for parts in ranges)
+def price(name: str, chip: str, count: int) -> str:
+    """Of each shape of an experiment the sum of its trainings."""
+    ranges = ([hours(spec, chip, count) for spec in specs] for specs in SHAPES[name])
+    return ", ".join("-".join(f"{sum(ends):.0f}" for ends in zip(*parts, strict=True)) for parts in ranges) or "-"
 
 
 class Figures:
@@ -124,7 +140,7 @@ class Figures:
         have given.
         """
         cells = []
-        for shape in BASE + LARGE:
+        for shape in BERTS:
             cost = run_cost(config(f"{task}@bert:{shape}"))
             cell = f"{shape} {cost.parameters / 1e6:.0f}M, {cost.flops:.1e}"
             with contextlib.suppress(FileNotFoundError):
@@ -136,12 +152,12 @@ class Figures:
         """The figures of an experiment; empty until it is finished."""
         figures: dict[str, tuple[str, Callable[[str], float], Sequence[str]]] = {
             "wmt": ("BLEU", self.bleu, PAIR),
-            "gain": ("BLEU", self.bleu, ("6l8h", "12l4h", "24l2h", "48l1h")),
+            "gain": ("BLEU", self.bleu, GROUPINGS),
             "bert_base": ("loss", self.loss, [f"{shape}-phase2" for shape in BASE]),
             "bert_large": ("loss", self.loss, [f"{shape}-phase2" for shape in LARGE]),
             "stability": ("loss", self.loss, ("48l1h-post_ln", "144l1h-post_ln-phase1", "384l1h-post_ln-phase1")),
             "speed": ("time, deep over shallow", self.time_ratio, ("inference-12l12h", "inference-24l16h", "decode-6l8h")),
-            "device_hours": ("device-hours", self.device_hours, BASE + LARGE + PAIR),
+            "device_hours": ("device-hours", self.device_hours, BERTS + PAIR),
         }
         others: dict[str, Callable[[], str]] = {
             "example": self.example,
@@ -160,20 +176,10 @@ class Figures:
             return ""
 
 
-HEADER = "| experiment | claim | recipe | source | chip-hours on 16 v5e | on 8 h100 | the paper | obtained; FLOPs | small, here |"
-
-
-def main() -> None:
-    folder, scale, names = sys.argv[1], sys.argv[2], sys.argv[3:]
-    print(HEADER, "|---|---|---|---|---|---|---|---|---|", sep="\n", flush=True)
-    for line in sys.stdin:
-        name, claim, figure, recipe, source, shapes, here = line.rstrip("\n").split("|")
-        if name in names:
-            obtained = Figures(Path(folder)).obtained(name)
-            marked = f"**scaled {scale}, no result:** {obtained}" if scale and obtained else obtained
-            cells = (f"`{name}`", claim, recipe, source, price(shapes, "v5e", 16), price(shapes, "h100", 8), figure, marked, here)
-            print("|", " | ".join(cells), "|", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def print_table(runs: Path, names: Sequence[str], scale: str) -> None:
+    """A row for each of the experiments; `scale`: at which no result is one."""
+    print("| experiment | chip-hours on 16 v5e | on 8 h100 | obtained; FLOPs |", "|---|---|---|---|", sep="\n", flush=True)
+    for name in names:
+        obtained = Figures(runs).obtained(name)
+        marked = f"**scaled {scale}, no result:** {obtained}" if scale and obtained else obtained
+        print(f"| `{name}` | {price(name, 'v5e', 16)} | {price(name, 'h100', 8)} | {marked} |", flush=True)

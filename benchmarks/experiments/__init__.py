@@ -1,0 +1,1 @@
+"""The experiments of the paper and the stages of the study, as commands of mhsh."""
