@@ -24,7 +24,7 @@ from scipy.stats import linregress, t
 from mhsh.data.load import load_corpus
 from mhsh.storage.files import absolute
 from mhsh.verdict.estimate import estimate
-from mhsh.verdict.runs import Run, load_runs
+from mhsh.verdict.runs import RecordedRun, load_runs
 
 WINDOW = 1000  # steps
 
@@ -72,10 +72,10 @@ def main() -> None:
                 print(f"  seed {seed}:", " ".join(f"{each:+.3f}" for each in apart(run, reference[seed])))
 
 
-def reporting(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+def reporting(runs: Sequence[RecordedRun]) -> dict[str, dict[int, RecordedRun]]:
     """Of the longest length, by shape and seed, the runs at the rate that has the most."""
     longest = max(run.config.train.num_steps for run in runs)
-    found: dict[str, dict[float, dict[int, Run]]] = {}
+    found: dict[str, dict[float, dict[int, RecordedRun]]] = {}
     for run in runs:
         if run.config.train.num_steps == longest:
             shape = f"{run.config.model.num_layers}x{run.config.model.num_heads}"
@@ -83,7 +83,7 @@ def reporting(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return {shape: max(rates.values(), key=len) for shape, rates in found.items()}
 
 
-def validated_rows(run: Run, folder: str) -> Int[np.ndarray, "rows T+1"]:
+def validated_rows(run: RecordedRun, folder: str) -> Int[np.ndarray, "rows T+1"]:
     """The rows that the run validated on, each with the token that follows its last."""
     config = msgspec.structs.replace(run.config, data=msgspec.structs.replace(run.config.data, source=f"arrayrecord:{folder}"))
     batches = load_corpus(config, absolute(run.path) / "vocab.txt").validation_batches(
@@ -113,7 +113,7 @@ def by_part(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Flo
     return np.array([part.mean() for part in np.array_split(values.reshape(batches, -1).mean(axis=1), parts)])
 
 
-def apart(run: Run, reference: Run) -> Float[np.ndarray, " windows"]:
+def apart(run: RecordedRun, reference: RecordedRun) -> Float[np.ndarray, " windows"]:
     """The difference in training loss at equal steps, means over WINDOW steps. Raises ValueError
     where they read other batches.
     """

@@ -28,7 +28,7 @@ from scipy.stats import chi2
 from mhsh.storage.outcome import LEFT, PLATEAU_MARGIN, SPIKE_ROWS
 from mhsh.sweep.folder import SweepFolder
 from mhsh.verdict.estimate import difference
-from mhsh.verdict.runs import Run, load_runs
+from mhsh.verdict.runs import RecordedRun, load_runs
 from mhsh.verdict.stability import spikes_of
 
 ROWS = 5  # whose mean loss says that a run has left the plateau
@@ -93,7 +93,7 @@ def by_scheme(sweep: Path) -> dict[str, dict[int, Shapes]]:
     return found
 
 
-def counted(run: Run) -> Trained:
+def counted(run: RecordedRun) -> Trained:
     """What a run trained itself."""
     curve = run.curves["train"]
     after = run.recorded("branched_from", "step") or 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mhsh.report.build import PER_PARAMETER
 from mhsh.report.figure_files import figure_bytes, figure_style
-from mhsh.report.report import MARK, Cell, Column, Report, Row, Table
+from mhsh.report.report import MARK, Column, Report, Row, Table, TableCell
 from mhsh.report.table_figures import forest_figure
 
 # By stage, its shape of one head a layer, and what the picture calls the stage.
@@ -37,7 +37,7 @@ def main() -> None:
         picture.write_bytes(figure_bytes(figure, "png", MARK))
 
 
-def differences(folder: Path, shape: str, name: str) -> Iterator[tuple[float, str, Cell]]:
+def differences(folder: Path, shape: str, name: str) -> Iterator[tuple[float, str, TableCell]]:
     """Of each length of a stage the tokens a parameter, its name, and the difference."""
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))["report"]
     for table in report["tables"]:
@@ -47,7 +47,7 @@ def differences(folder: Path, shape: str, name: str) -> Iterator[tuple[float, st
                 run = report["curves"]["runs"][report["curves"]["groups"][row["group"]]["runs"][0]]
                 x = run["curves"]["train"]["rows"]["x"]
                 each = x[PER_PARAMETER]
-                yield (each * x["step"][-1] if isinstance(each, float) else each[-1]), name, Cell(**row["cells"][place])
+                yield (each * x["step"][-1] if isinstance(each, float) else each[-1]), name, TableCell(**row["cells"][place])
 
 
 if __name__ == "__main__":

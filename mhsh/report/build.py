@@ -9,16 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhsh.config.fields import flatten
-from mhsh.config.schema import TASKS
 from mhsh.config.shapes import shape_name
 from mhsh.report.curves import describe_metrics, drawn_curve, gap_starts, most_points
 from mhsh.report.report import (
     GROUPS,
     RUNS,
-    Curve,
     CurveGroup,
     CurveRun,
     Curves,
+    DrawnCurve,
     Point,
     Points,
     Reference,
@@ -27,7 +26,7 @@ from mhsh.report.report import (
 )
 from mhsh.report.sentences import change_words, pooled_words, sentences, title
 from mhsh.report.tables import (
-    Section,
+    ReportSection,
     conditions_table,
     groups_tables,
     measures_table,
@@ -44,8 +43,7 @@ from mhsh.verdict import decision, fairness, findings, outcomes, tuning
 from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, half_interval
 from mhsh.verdict.findings import Comparison, Page
 from mhsh.verdict.groups import GROUP_RULE, OUTCOME_RULE, Group
-from mhsh.verdict.runs import Curve as LoggedCurve
-from mhsh.verdict.runs import Run
+from mhsh.verdict.runs import Curve, RecordedRun
 from mhsh.verdict.stability import STABILITY_RULE
 
 PER_PARAMETER = "tokens_per_parameter"
@@ -84,7 +82,7 @@ def build_report(page: Page, pretraining: bool = False, margin: float = 0.0) -> 
     )
 
 
-def _caption(sections: Sequence[Section], changes: int) -> str:
+def _caption(sections: Sequence[ReportSection], changes: int) -> str:
     """What a table of results in a paper says of its numbers."""
     groups = [group for section in sections for group in section.groups]
     seeds = sorted({len(group.trained) for group in groups if group.trained})
@@ -105,10 +103,10 @@ def _longest_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [comparisons[place] for place in places]
 
 
-def _sections(comparisons: Sequence[Comparison]) -> list[Section]:
+def _sections(comparisons: Sequence[Comparison]) -> list[ReportSection]:
     sections, groups, runs = [], 0, 0
     for each in comparisons:
-        sections.append(Section(each, f"{each.name}: " if len(comparisons) > 1 else "", groups, runs))
+        sections.append(ReportSection(each, f"{each.name}: " if len(comparisons) > 1 else "", groups, runs))
         groups, runs = groups + len(each.experiment.groups), runs + len(each.experiment.runs)
     return sections
 
@@ -132,7 +130,7 @@ def _rules(page: Page, margin: float) -> tuple[str, ...]:
     )
 
 
-def _curves(sections: Sequence[Section], pretraining: bool) -> Curves | None:
+def _curves(sections: Sequence[ReportSection], pretraining: bool) -> Curves | None:
     runs = [run for section in sections for run in section.comparison.experiment.runs]
     if not runs:
         return None
@@ -156,7 +154,7 @@ def _curves(sections: Sequence[Section], pretraining: bool) -> Curves | None:
         groups=tuple(groups),
         baseline=_baseline_words(sections) if any(group.pairs for group in groups) else "",
         axes={axis: AXIS_TITLES[axis] + suffix for axis in axes},
-        metrics=describe_metrics(list(keys), _entropy_key(runs), _tokens_per_byte(runs)),
+        metrics=describe_metrics(list(keys)),
         splits=splits,
         half_intervals=tuple(half_interval(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
@@ -170,7 +168,7 @@ def _shape(group: Group) -> str:
     return f"{shape_name(group.config.model)} {group.config.model.residual}"
 
 
-def _looks(sections: Sequence[Section]) -> list[tuple[int, int]]:
+def _looks(sections: Sequence[ReportSection]) -> list[tuple[int, int]]:
     """The colour and the variant of every group: a colour a shape (where there is one shape, a
     group), and in each section variants of its own.
     """
@@ -186,12 +184,12 @@ def _looks(sections: Sequence[Section]) -> list[tuple[int, int]]:
     ]
 
 
-def _baseline_words(sections: Sequence[Section]) -> str:
+def _baseline_words(sections: Sequence[ReportSection]) -> str:
     names = {section.groups[section.comparison.baseline].name for section in sections if section.groups}
     return f"{names.pop() if len(names) == 1 else 'the baseline'}{' in the same section' * (len(sections) > 1)}"
 
 
-def _curve_groups(section: Section) -> list[CurveGroup]:
+def _curve_groups(section: ReportSection) -> list[CurveGroup]:
     places, groups = run_places(section), []
     theirs = section.groups[section.comparison.baseline].by_replicate
     for place, group in enumerate(section.groups):
@@ -210,8 +208,8 @@ def _curve_groups(section: Section) -> list[CurveGroup]:
     return groups
 
 
-def _drawn(run: Run, axes: Sequence[str], most: int) -> dict[str, Curve]:
-    def places(curve: LoggedCurve, axis: str) -> np.ndarray:
+def _drawn(run: RecordedRun, axes: Sequence[str], most: int) -> dict[str, DrawnCurve]:
+    def places(curve: Curve, axis: str) -> np.ndarray:
         return curve.x["tokens"] / (_parameters(run) or math.nan) if axis == PER_PARAMETER else curve.x[axis]
 
     return {
@@ -221,30 +219,16 @@ def _drawn(run: Run, axes: Sequence[str], most: int) -> dict[str, Curve]:
     }
 
 
-def _parameters(run: Run) -> float | None:
+def _parameters(run: RecordedRun) -> float | None:
     return run.recorded_number("parameters", "total")
 
 
-def _entropy_key(runs: Sequence[Run]) -> str:
-    """The logged number that is a cross-entropy per token, of which perplexity is the exponential;
-    empty for none. With next-sentence prediction the loss is a sum of two.
-    """
-    models = [run.config.model for run in runs]
-    if any(model.objective in TASKS or model.next_sentence for model in models):
-        return ""
-    return "loss"
-
-
-def _tokens_per_byte(runs: Sequence[Run]) -> float | None:
-    return 1.0 if all(run.config.data.tokenizer == "bytes" for run in runs) else None
-
-
-def _entropies(runs: Sequence[Run]) -> tuple[Reference, ...]:
+def _entropies(runs: Sequence[RecordedRun]) -> tuple[Reference, ...]:
     known = {round(value, 4) for run in runs if (value := run.recorded_number("data", "unigram_entropy")) is not None}
     return tuple(Reference(value, f"unigram entropy {value:.3f}") for value in sorted(known)[:_MOST_ENTROPIES])
 
 
-def _notes(runs: Sequence[Run], most: int) -> tuple[str, ...]:
+def _notes(runs: Sequence[RecordedRun], most: int) -> tuple[str, ...]:
     longest = max(len(curve) for run in runs for curve in run.curves.values())
     notes = []
     if longest > most:
@@ -258,7 +242,7 @@ def _notes(runs: Sequence[Run], most: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _budgets(sections: Sequence[Section]) -> list[Points]:
+def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
     """The primary measure, and the difference to each length's baseline, against the tokens a
     parameter (or where the parameters are not known, the tokens) of runs that differ in their
     length; none where no lengths were swept.

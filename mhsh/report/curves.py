@@ -4,14 +4,13 @@ over runs, and as differences of pairs.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from mhsh.report.report import Columns, Curve, Curves, Metric, Numbers
+from mhsh.report.report import Columns, Curves, DrawnCurve, Metric, Numbers
 
 MOST_POINTS = 5000  # drawn of one curve
 _MOST_TOGETHER = 40_000  # of all curves of a figure, so that a page of many long runs still opens at once
@@ -41,27 +40,16 @@ class Line(NamedTuple):
     high: np.ndarray
 
 
-def describe_metrics(keys: Sequence[str], entropy: str = "loss", tokens_per_byte: float | None = None) -> dict[str, Metric]:
-    """The logged metrics, the loss first, and those computed from them.
-
-    Args:
-      keys: of the logged metrics.
-      entropy: the key of the one that is a cross-entropy per token, which perplexity is the
-        exponential of; empty for none.
-      tokens_per_byte: of the text, if bits per byte are to be shown too.
-    """
+def describe_metrics(keys: Sequence[str]) -> dict[str, Metric]:
+    """The logged metrics that are called so, the loss first."""
     found = {}
     for key in dict.fromkeys(["loss", *keys]):
         name, unit = _METRICS.get(key, (key.replace("_", " "), "nats per token" if key.endswith("_loss") else ""))
         found[key] = Metric(name, unit, key not in AS_LOGGED)
-    if entropy:
-        found["perplexity"] = Metric("perplexity", of=entropy)
-        if tokens_per_byte is not None:
-            found["bits_per_byte"] = Metric("bits per byte", of=entropy, factor=tokens_per_byte / math.log(2))
     return found
 
 
-def drawn_curve(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], most: int) -> Curve:
+def drawn_curve(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], most: int) -> DrawnCurve:
     """The rows to draw, about `most` at most: of the loss and of every other metric the lowest and
     the highest of each stretch.
 
@@ -75,14 +63,14 @@ def drawn_curve(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], 
     rows = np.arange(count)
     window = smoothing_rows(count)
     if count <= most:
-        return Curve(_columns(x, metrics, rows), window)
+        return DrawnCurve(_columns(x, metrics, rows), window)
     others = [values for key, values in metrics.items() if key != "loss"]
     kept = [thin(metrics["loss"], most // 2)]
     kept += [thin(values, most // (2 * len(others))) for values in others]
     spacing = math.ceil(2 * count / most)
     even = np.unique(np.concatenate([[0], rows[::-1][::spacing]]))  # ends with the last row
     smoothed = {key: values if key in AS_LOGGED else smooth(values) for key, values in metrics.items()}
-    return Curve(_columns(x, metrics, np.unique(np.concatenate(kept))), window, _columns(x, smoothed, even), spacing)
+    return DrawnCurve(_columns(x, metrics, np.unique(np.concatenate(kept))), window, _columns(x, smoothed, even), spacing)
 
 
 def _columns(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], rows: np.ndarray) -> Columns:
@@ -164,31 +152,6 @@ def _thinned(x: np.ndarray) -> np.ndarray:
 
 def _array(values: Numbers) -> np.ndarray:
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The places, moved until they are `gap` apart and, if they fit, between `low` and `high`."""
-    order = sorted(range(len(places)), key=places.__getitem__)
-    moved = list(places)
-    for before, after in itertools.pairwise(order):
-        moved[after] = max(moved[after], moved[before] + gap)
-    limit = high
-    for place in reversed(order):
-        moved[place] = max(low, min(moved[place], limit))
-        limit = moved[place] - gap
-    return moved
-
-
-def beside(places: Sequence[float], gap: float, low: float, high: float) -> dict[int, float]:
-    """Where the labels of places stand, `gap` apart, by the index of the place: those that come
-    first, and of the others those that need no label to be further than 1.5 gaps from its place.
-    """
-    kept: list[int] = []
-    for index in range(len(places)):
-        wanted = [places[each] for each in (*kept, index)]
-        if all(abs(place - moved) <= 1.5 * gap for place, moved in zip(wanted, spread(wanted, gap, low, high), strict=True)):
-            kept.append(index)
-    return dict(zip(kept, spread([places[index] for index in kept], gap, low, high), strict=True))
 
 
 def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:

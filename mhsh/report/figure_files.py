@@ -14,13 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from mhsh.text import shorten
 
@@ -28,7 +24,6 @@ PAGE, COLUMN = 6.9, 3.3  # inches: the width of a page of two columns, and of on
 TEXT = 5.5  # of the text of a paper in one column
 INK, PAPER, LINE = "#1b1b1b", "#ffffff", "#c9ccd1"
 _LEGEND_ROW = 0.122  # inches
-_CAPTION_ROW = 0.17
 _CHARACTER = 0.056  # inches, of the legend's font
 _HANDLE = 0.52  # inches, of the sample of a curve and the space around it
 
@@ -123,7 +118,7 @@ def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
     buffer = io.BytesIO()
     with _printable(author, figure):
         figure.savefig(buffer, format=kind, metadata=metadata)
-    return _with_palette(buffer.getvalue(), author) if kind == "png" else buffer.getvalue()
+    return buffer.getvalue()
 
 
 def pdf_bytes(figures: Sequence[Figure], author: str) -> bytes:
@@ -147,19 +142,6 @@ def _printable(author: str, figure: Figure) -> Iterator[None]:
         yield
 
 
-def _with_palette(png: bytes, author: str) -> bytes:
-    """The picture in 256 of its colors, in a third of the bytes. In docs/study no color is more
-    than 15 of 255 off (`FASTOCTREE`: 44, and white is grey; median cut: 72).
-    """
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
-    author_note = PngInfo()
-    author_note.add_text("Software", author)
-    smaller = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    buffer = io.BytesIO()
-    smaller.save(buffer, "png", optimize=True, pnginfo=author_note, dpi=(mpl.rcParams["savefig.dpi"],) * 2)
-    return buffer.getvalue()
-
-
 def _lay_out(figure: Figure) -> None:
     """Places the panels once, at positions of six digits: the solver's last digits differ between
     processes, and with them the names of an SVG's elements.
@@ -172,60 +154,35 @@ def _lay_out(figure: Figure) -> None:
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], caption: str = "", math: bool = False) -> None:
-    """Makes the figure taller by a legend below its panels, in as many columns as fit, and a
-    caption of one line below that.
+    """Makes the figure taller by a legend below its panels, under a caption of one line, in as many
+    columns as fit.
 
     Args:
       handles: matplotlib's artists or containers, one a label.
       math: whether `$` in labels encloses formulas; they are then written in full.
     """
     width, height = figure.get_size_inches()
-    columns = _columns(width, labels)
-    legend_height = 0.07 + _LEGEND_ROW * -(-len(labels) // columns) if labels else 0.0
-    strip = _CAPTION_ROW if caption else 0.0
-    total = height + legend_height + strip
-    figure.set_size_inches(width, total)
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0, 1 - height / total, 1, height / total))
-    if caption:
-        figure.text(0.5, strip / 2 / total, caption, ha="center", va="center", fontsize=7, parse_math=False)
-    if not labels:
-        return
+    most = int((width / (2 if width > COLUMN else 1) - _HANDLE) / _CHARACTER)  # two columns fit on a page
+    longest = max((min(most, len(re.sub(r"[$^{}\\]", "", label))) for label in labels), default=1)
+    rows = -(-len(labels) // max(1, int(width / (_HANDLE + _CHARACTER * longest))))
+    figure.set_size_inches(width, height + _LEGEND_ROW * (rows + bool(caption)))
     legend = figure.legend(
         handles,
         # Names are set afterwards and unparsed: one may hold dollar signs or begin with an
         # underscore.
         [f"entry {number}" for number in range(len(labels))],
-        loc="center",
-        bbox_to_anchor=(0, strip / total, 1, legend_height / total),
-        ncols=columns,
+        title=caption or None,
+        loc="outside lower center",
+        ncols=-(-len(labels) // max(1, rows)),
         columnspacing=1.2,
         labelspacing=0.25,
     )
-    legend.set_in_layout(False)
+    legend.get_title().set_parse_math(False)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
         entry.set_parse_math(math)
-        entry.set_text(label if math else shorten(label, _most_characters(width)))
+        entry.set_text(label if math else shorten(label, most))
 
 
 def caption_characters(width: float) -> int:
     """How many characters the caption of a figure of that many inches holds."""
     return int((width - 0.1) / (0.98 * _CHARACTER))
-
-
-def _most_characters(width: float) -> int:
-    """Of a legend's entry: at least two columns fit on a page, one in a column."""
-    columns = 2 if width > COLUMN else 1
-    return int((width / columns - _HANDLE) / _CHARACTER)
-
-
-def _columns(width: float, labels: Sequence[str]) -> int:
-    """As many as fit, but no more than the rows need."""
-    lengths = [min(_most_characters(width), len(re.sub(r"[$^{}\\]", "", label))) for label in labels]
-    for columns in range(len(labels), 1, -1):
-        parts = [part for part in np.array_split(lengths, columns) if len(part)]
-        if sum(_HANDLE + _CHARACTER * max(part) for part in parts) <= width:
-            rows = -(-len(labels) // columns)
-            return -(-len(labels) // rows)
-    return 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mhsh.report.curves import Line, beside, difference_lines, group_lines
+from mhsh.report.curves import Line, difference_lines, group_lines
 from mhsh.report.figure_files import (
     COLUMN,
     PAGE,
-    PAPER,
     CurveStyle,
     add_legend,
     caption_characters,
@@ -24,14 +23,13 @@ from mhsh.report.figure_files import (
     log_ticks,
 )
 from mhsh.report.report import Curves, Points
-from mhsh.text import count, format_loss, format_signed, shorten
+from mhsh.text import count, shorten
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
 # As on the page: of the steps, where a steep start may leave the y-axis; rows of lines that are
 # shown whole.
 _START, _SHORT = 0.1, 12
-_ROW = 0.055  # of a panel's height: between final values
 
 
 def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
@@ -112,7 +110,7 @@ def _tick(value: float) -> str:
 
 def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequence[CurveStyle], is_difference: bool) -> None:
     """The lines of groups with their bands, clipped by a y-axis that shows the lines after their
-    start, and of differences zero and the bands; and the final values beside the ends of the lines.
+    start, and of differences zero and the bands.
     """
     each = [(place, line) for place, of_group in lines.items() for line in of_group]
     for place, line in each:
@@ -135,27 +133,6 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
     if len(values):
         room = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.05
         axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
-    _label_ends(
-        axes,
-        [(place, line) for place, line in each if place < _MOST_NAMED],
-        styles,
-        format_signed if is_difference else format_loss,
-    )
-
-
-def _label_ends(axes: Axes, lines: Sequence[tuple[int, Line]], styles: Sequence[CurveStyle], words: Callable[[float], str]) -> None:
-    """The final values where lines end, and at their heights; those of one length have a column."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    ends = [(place, line) for place, line in lines if low <= line.y[-1] <= high]
-    last = max((line.x[-1] for _, line in ends), default=0.0)
-    for at in sorted({float(line.x[-1]) for _, line in ends}):
-        column = sorted(((place, float(line.y[-1])) for place, line in ends if line.x[-1] == at), key=lambda entry: entry[1])
-        x = 1.02 if at == last else (at - left) / (right - left) + 0.015
-        box = {"facecolor": PAPER, "alpha": 0.7 * (at < last), "pad": 0.3, "linewidth": 0}
-        for index, height in beside([(value - low) / (high - low) for _, value in column], _ROW, 0.0, 1.0).items():
-            place, value = column[index]
-            drawn = axes.annotate(words(value), (x, height), xycoords="axes fraction", va="center", fontsize=6, bbox=box)
-            drawn.set_color(styles[place].color)
 
 
 def _sample(style: CurveStyle) -> Line2D:

@@ -9,7 +9,7 @@ import functools
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,12 +17,11 @@ from matplotlib.figure import Figure
 
 from mhsh.config.recorded import WRITER
 from mhsh.errors import UserError
-from mhsh.report.curves import places_of
 from mhsh.report.figure_files import TEXT, figure_bytes, figure_style, pdf_bytes
 from mhsh.report.figures import curves_figure, points_figure
 from mhsh.report.html import to_html
 from mhsh.report.markdown import report_to_markdown
-from mhsh.report.report import MARK, Curves, Report, Table
+from mhsh.report.report import MARK, Report, Table
 from mhsh.report.table_figures import forest_figure, map_figure
 from mhsh.report.tex import report_to_tex
 from mhsh.storage.files import make_folder, write_atomically
@@ -34,9 +33,8 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -> Callable[[Report], list[Path]]:
     """What writes a report to `page` and beside it: report.json, report.md, report.csv (the results
-    of all sections), report_curves.csv, and an svg for each figure; with `with_png` each figure
-    also as a png, and with `for_paper` report.pdf (all figures) and report.tex. The writer gives
-    the paths.
+    of all sections), and an svg for each figure; with `with_png` also a png, and with `for_paper`
+    report.pdf (all figures) and report.tex. The writer gives the paths.
 
     Raises:
       UserError: one of these files exists and is no former report; checked before anything is
@@ -44,7 +42,7 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
     """
     kinds = ("svg", "png") if with_png else ("svg",)
     stem = page.with_suffix("")
-    ends = (".json", ".md", ".csv", "_curves.csv", *(f".{kind}" for kind in kinds), *((".pdf", ".tex") if for_paper else ()))
+    ends = (".json", ".md", ".csv", *(f".{kind}" for kind in kinds), *((".pdf", ".tex") if for_paper else ()))
     for path in (page, *(Path(f"{stem}{end}") for end in ends)):
         check_replaceable(path, MARK)
 
@@ -58,8 +56,6 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
             with figure_style(serif=True):
                 contents[Path(f"{stem}.pdf")] = pdf_bytes([draw(TEXT) for _, _, draw in figures], MARK)
             contents[Path(f"{stem}.tex")] = report_to_tex(report, MARK)
-        if report.curves is not None:
-            contents[Path(f"{stem}_curves.csv")] = curves_to_csv(report.curves)
         contents[Path(f"{stem}.md")] = report_to_markdown(report, {f"{stem.name}{end}.svg": title for end, title, _ in figures})
         contents[Path(f"{stem}.csv")] = tables_to_csv(report.results)
         for path in contents:
@@ -127,11 +123,19 @@ def to_json(report: Report) -> bytes:
 
 
 def tables_to_csv(tables: Sequence[Table]) -> bytes:
-    """A line a row of every table; of several, each line begins with its section."""
+    """A line a row of every table; of several, each line begins with its section. Text that begins
+    like a formula gets an apostrophe in front, for spreadsheets.
+    """
     parts = [{"section": [table.section] * len(table.rows)} | _columns(table) for table in tables]
     headings = [heading for heading in dict.fromkeys(itertools.chain(*parts)) if heading != "section" or len(tables) > 1]
     filled = [[part.get(heading, [None] * len(part["section"])) for heading in headings] for part in parts]
-    return _to_csv(headings, (row for columns in filled for row in zip(*columns, strict=True)))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    # The last heading is the mark of files that a later report may replace. Its cells are empty.
+    writer.writerow([*map(_inert, headings), MARK])
+    for row in (row for columns in filled for row in zip(*columns, strict=True)):
+        writer.writerow([*(_inert(cell) if isinstance(cell, str) else cell for cell in row), ""])
+    return text.getvalue().encode()
 
 
 def _columns(table: Table) -> dict[str, list[object]]:
@@ -147,35 +151,6 @@ def _columns(table: Table) -> dict[str, list[object]]:
         columns[column.name] = [cell.value for cell in cells]
         columns |= {f"{column.name} {end}": [getattr(cell, end) for cell in cells] for end in ends}
     return columns
-
-
-def curves_to_csv(curves: Curves) -> bytes:
-    """A line a drawn row of every curve: its place on every axis, and every logged metric. Empty
-    where not finite.
-    """
-    metrics = [key for key, metric in curves.metrics.items() if not metric.of]
-
-    def rows() -> Iterator[Sequence[object]]:
-        for index, run in enumerate(curves.runs):
-            group = curves.groups[curves.group_of[index]].name
-            for split, curve in run.curves.items():
-                x = [[None if value != value else value for value in places_of(curve.rows, axis).tolist()] for axis in curves.axes]
-                count = len(curve.rows.y["loss"])
-                y = [curve.rows.y.get(key, (None,) * count) for key in metrics]
-                for numbers in zip(*x, *y, strict=True):
-                    yield (group, run.name, split, *numbers)
-
-    return _to_csv(["group", "run", "split", *curves.axes, *metrics], rows())
-
-
-def _to_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
-    """Text that begins like a formula gets an apostrophe in front, for spreadsheets."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    # The last heading is the mark of files that a later report may replace. Its cells are empty.
-    writer.writerow([*map(_inert, headings), MARK])
-    writer.writerows([*(_inert(cell) if isinstance(cell, str) else cell for cell in row), ""] for row in rows)
-    return text.getvalue().encode()
 
 
 def _inert(text: str) -> str:

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mhsh.report.figure_files import CurveStyle, curve_style
-from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Cell, Column, CurveGroup, Curves, Report, Row, Table
+from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Column, CurveGroup, Curves, Report, Row, Table, TableCell
 from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
@@ -110,7 +110,7 @@ def _style_of(report: Report, row: Row) -> CurveStyle | None:
     return _run_style(report.curves, row.run) if row.run is not None else _group_style(report.curves.groups[row.group or 0])
 
 
-def _cells(table: Table, row: Row) -> list[tuple[Column, Cell]]:
+def _cells(table: Table, row: Row) -> list[tuple[Column, TableCell]]:
     """What stands in columns: a caution stands below the name."""
     return [(column, cell) for column, cell in zip(table.columns, row.full, strict=True) if column.name != CAUTION]
 

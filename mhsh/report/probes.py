@@ -73,14 +73,6 @@ def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
     return groups
 
 
-def _more_loss(figures: dict[str, Any], name: str) -> np.ndarray:
-    """How much each of the changes `name` (skipped, swapped, without_last) adds to the loss of a
-    stack's model, in nats: [batches, changes].
-    """
-    losses = list(figures[name].values()) if isinstance(figures[name], dict) else figures[name]
-    return (np.array(losses).reshape(-1, len(figures["whole"])) - np.array(figures["whole"])).T
-
-
 def _over_seeds(cells: Sequence[str | float]) -> str:
     """One column of the models of a group."""
     numbers = [cell for cell in cells if not isinstance(cell, str)]

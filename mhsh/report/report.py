@@ -14,7 +14,7 @@ Numbers = tuple[int | float | None, ...]  # None: a gap
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What stands in a table, and the numbers behind it for a CSV."""
 
     text: str
@@ -45,14 +45,14 @@ class Column:
 class Row:
     """A cell a column. The first names the row, which may be about a group or a run of `Curves`."""
 
-    cells: tuple[str | Cell, ...]
+    cells: tuple[str | TableCell, ...]
     group: int | None = None
     run: int | None = None
 
     @property
-    def full(self) -> list[Cell]:
-        """The cells, all of them Cells."""
-        return [Cell(cell) if isinstance(cell, str) else cell for cell in self.cells]
+    def full(self) -> list[TableCell]:
+        """The cells, all of them TableCells."""
+        return [TableCell(cell) if isinstance(cell, str) else cell for cell in self.cells]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Columns:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class DrawnCurve:
     """The rows of a run's curve to draw. A longer one is thinned to `rows`, which keep its spikes,
     and to smoothed rows at `even` distances of `spacing`.
     """
@@ -113,7 +113,7 @@ class CurveRun:
     """The curves of one run, by split."""
 
     name: str  # unique
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, DrawnCurve]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +131,11 @@ class CurveGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that runs log, or one that is computed from a logged one."""
+    """A number that runs log."""
 
     name: str
     unit: str = ""
     smooth: bool = True  # False: smoothing would only blur it
-    of: str = ""  # the key of the number that it is computed from; empty for a logged one
-    factor: float | None = None  # of that number; None: its exponential
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +223,7 @@ class Report:
         return tuple(table for table in self.tables if table.forests)
 
     @property
-    def differences(self) -> list[Cell]:
+    def differences(self) -> list[TableCell]:
         """Those of all groups that have one."""
         cells = [row.full[place] for table in self.results for place in table.forests for row in table.rows]
         return [cell for cell in cells if cell.value is not None]

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mhsh.report.figure_files import INK, LINE, PAGE, curve_style
-from mhsh.report.report import Cell, CurveGroup, Report, Table
+from mhsh.report.report import CurveGroup, Report, Table, TableCell
 from mhsh.text import shorten, shorten_all
 
 _ROW = 0.19  # inches
@@ -23,7 +23,7 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
     drawn = [(table, row, row.full[table.forests[0]]) for table in report.results for row in table.rows]
     drawn = [each for each in drawn if each[2].value is not None]
     names, shared = shorten_all([row.full[0].text for _, row, _ in drawn], _NAME)
-    lines: list[tuple[str, int | None, Cell | None]] = []
+    lines: list[tuple[str, int | None, TableCell | None]] = []
     for table in report.results:
         lines += [(shorten(table.section, _NAME), None, None)] * (len(report.results) > 1)
         of_table = [(name, row.group, cell) for name, (of, row, cell) in zip(names, drawn, strict=True) if of is table]

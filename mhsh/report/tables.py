@@ -13,7 +13,7 @@ import numpy as np
 
 from mhsh import text
 from mhsh.config.fields import SHAPING
-from mhsh.report.report import CAUTION, Cell, Column, Row, Table
+from mhsh.report.report import CAUTION, Column, Row, Table, TableCell
 from mhsh.report.sentences import cautions, unbounded, what_decides
 from mhsh.sweep.axes import BUDGET, LEARNING_RATE
 from mhsh.text import format_list, format_loss, format_range, format_signed
@@ -33,7 +33,7 @@ _RATE_ROWS = 10  # the last ones, over which a rate is taken
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A comparison, and where its groups and runs stand among those of the curves."""
 
     comparison: Comparison
@@ -46,7 +46,7 @@ class Section:
         return self.comparison.experiment.groups
 
 
-def groups_tables(sections: Sequence[Section]) -> list[Table]:
+def groups_tables(sections: Sequence[ReportSection]) -> list[Table]:
     """Of each section the primary measure of every group, its difference to the baseline, and what
     it cost; all with the columns that hold something in one of them.
     """
@@ -57,13 +57,13 @@ def groups_tables(sections: Sequence[Section]) -> list[Table]:
     return [table.with_columns([place for place, column in enumerate(table.columns) if column.name in kept]) for table in tables]
 
 
-def moved_note(sections: Sequence[Section]) -> str:
+def moved_note(sections: Sequence[ReportSection]) -> str:
     """What is said where a grid has moved the interval of a difference."""
     differences = [found.difference for section in sections for found in section.comparison.findings if found is not None]
     return _MOVED_NOTE if any(apart is not None and apart.is_moved for apart in differences) else ""
 
 
-def _groups_table(section: Section) -> Table:
+def _groups_table(section: ReportSection) -> Table:
     comparison, measured = section.comparison, section.comparison.measured
     target = "target" if measured.target is None else format_loss(measured.target)
     columns = (
@@ -81,13 +81,13 @@ def _groups_table(section: Section) -> Table:
     rows = []
     for place, group in enumerate(section.groups):
         finding = comparison.findings[place]
-        difference = Cell("baseline")
+        difference = TableCell("baseline")
         if finding is not None:
             difference = dataclasses.replace(
                 _number(finding.difference, format_signed, unbounded(comparison, place)), mark=_MARKS.get(finding.verdict, "")
             )
         best = [
-            Cell(f"{choice.optimum.rate:g}", value=choice.optimum.rate) if choice.optimum else "none"
+            TableCell(f"{choice.optimum.rate:g}", value=choice.optimum.rate) if choice.optimum else "none"
             for choice in [group.choice]
             if choice
         ]
@@ -100,50 +100,50 @@ def _groups_table(section: Section) -> Table:
     return Table(title, columns, tuple(rows), intervals=_INTERVAL_NOTE, section=comparison.name)
 
 
-def _beside(finding: Finding | None) -> list[str | Cell]:
+def _beside(finding: Finding | None) -> list[str | TableCell]:
     """The decision against the margin, with what would decide, and the ratio of tokens."""
     decision, ratio = (finding.decision, finding.ratios.get("tokens")) if finding is not None else (None, None)
-    found: list[str | Cell] = [Cell(decision.words, note=what_decides(decision)) if decision and decision.margin else ""]
+    found: list[str | TableCell] = [TableCell(decision.words, note=what_decides(decision)) if decision and decision.margin else ""]
     if found[0] and finding is not None and finding.verdict == TOO_FEW_SEEDS:
         found = [TOO_FEW_SEEDS]
     return [*found, _number(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""]
 
 
-def tuned_fields(section: Section) -> list[str]:
+def tuned_fields(section: ReportSection) -> list[str]:
     """The field of --over, if there is one."""
     return [choice.over.split(".")[1] for choice in section.comparison.experiment.choices[:1]]
 
 
-def _own(comparison: Comparison, place: int) -> Cell:
+def _own(comparison: Comparison, place: int) -> TableCell:
     """The measure of a group; of one of which no run trained, where its runs ended."""
     own, group, measure = comparison.estimates[place], comparison.experiment.groups[place], comparison.measured.measure
     if own is not None or not group.untrained:
         return _number(own, format_loss)
     ends = [final_value(member.run, measure.key, measure.split) for member in group.untrained if member.run is not None]
     finite = [value for value in ends if math.isfinite(value)]
-    return Cell("not trained", note=f"ends at {format_loss(statistics.fmean(finite))}" if finite else "diverged")
+    return TableCell("not trained", note=f"ends at {format_loss(statistics.fmean(finite))}" if finite else "diverged")
 
 
-def _trained(group: Group) -> Cell:
+def _trained(group: Group) -> TableCell:
     missing = f"{len(group.missing)} missing" if group.missing else ""
-    return Cell(f"{len(group.trained)} of {len(group.members)}", note=missing, value=len(group.trained))
+    return TableCell(f"{len(group.trained)} of {len(group.members)}", note=missing, value=len(group.trained))
 
 
-def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -> Cell:
+def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -> TableCell:
     """`why`: the reason why an interval has no bound."""
     if of is None:
-        return Cell("none")
+        return TableCell("none")
     low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
     note = format_range(of.low, of.high, words) if of.has_interval else ""
     note += f", around {words(of.centre)}" if of.is_moved else ""
-    return Cell(words(of.mean), note=f"{note}: {why}" if why else note, value=of.mean, low=low, high=high)
+    return TableCell(words(of.mean), note=f"{note}: {why}" if why else note, value=of.mean, low=low, high=high)
 
 
-def _cost(values: Values, axis: str) -> Cell:
+def _cost(values: Values, axis: str) -> TableCell:
     costs = values.costs[axis].values()
     known = [value for value in costs if math.isfinite(value)]
     if not known or len(known) < len(costs):
-        return Cell("not reached", note=f"{len(known)} of {len(costs)} did" if known else "")
+        return TableCell("not reached", note=f"{len(known)} of {len(costs)} did" if known else "")
     cost = estimate(known)
 
     def words(value: float) -> str:
@@ -151,10 +151,10 @@ def _cost(values: Values, axis: str) -> Cell:
         return text.duration(rounded) if axis == "seconds" else text.count(round(rounded))
 
     note = format_range(max(0.0, cost.low), cost.high, words) if cost.has_interval else ""
-    return Cell(f"{'at most ' * bool(values.at_most)}{words(cost.mean)}", note=note, value=cost.mean)
+    return TableCell(f"{'at most ' * bool(values.at_most)}{words(cost.mean)}", note=note, value=cost.mean)
 
 
-def rates_tables(sections: Sequence[Section]) -> list[Table]:
+def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
     """Maps of the mean loss, one a field: a row a shape, a column a value of the tuned field, or of
     each swept number.
     """
@@ -176,25 +176,25 @@ def _map(measure: Measure, field: str, rows: Mapping[str, Mapping[float, Sequenc
     best = {name: (min if measure.lower_is_better else max)(grid.values()) for name, grid in means.items() if grid}
     worst = max((abs(value - best[name]) for name, grid in means.items() for value in grid.values()), default=0.0) or 1.0
 
-    def cell(name: str, value: float) -> Cell:
+    def cell(name: str, value: float) -> TableCell:
         known = means[name].get(value)
         if known is None:
-            return Cell("not trained" if value in rows[name] else "")
+            return TableCell("not trained" if value in rows[name] else "")
         apart = abs(known - best[name])
-        return Cell(format_loss(known), "\u25c6" * (not apart), value=known, heat=math.sqrt(apart / worst))
+        return TableCell(format_loss(known), "\u25c6" * (not apart), value=known, heat=math.sqrt(apart / worst))
 
     columns = (Column("group"), *(Column(f"{value:g}", numeric=True) for value in values))
     lines = tuple(Row((name, *(cell(name, value) for value in values))) for name in rows)
     return Table(f"{measure.name} by {field.replace('_', ' ')}", columns, lines, _MAP_NOTE)
 
 
-def _chosen_from(section: Section) -> dict[str, dict[float, list[float]]]:
+def _chosen_from(section: ReportSection) -> dict[str, dict[float, list[float]]]:
     """Of every group what its choosing seeds measured, by the value tried."""
     groups = section.groups
     return {each.name: {value: [*of.values()] for value, of in each.choice.measured.items()} for each in groups if each.choice}
 
 
-def _by_value(section: Section, path: str) -> dict[str, dict[float, list[float]]]:
+def _by_value(section: ReportSection, path: str) -> dict[str, dict[float, list[float]]]:
     """Of groups that are equal in all but a swept number, the final values by that number."""
     found: dict[str, dict[float, list[float]]] = {}
     for group, values in zip(section.groups, section.comparison.measured.values, strict=True):
@@ -206,7 +206,7 @@ def _by_value(section: Section, path: str) -> dict[str, dict[float, list[float]]
     return found
 
 
-def training_table(sections: Sequence[Section]) -> Table | None:
+def training_table(sections: Sequence[ReportSection]) -> Table | None:
     """The runs that train now, with what they have done and what is left; None: none does."""
     rows = []
     for member in (member for section in sections for group in section.groups for member in group.members):
@@ -230,7 +230,7 @@ def training_table(sections: Sequence[Section]) -> Table | None:
     return Table("Training now", columns, tuple(rows)) if rows else None
 
 
-def stability_table(section: Section) -> Table | None:
+def stability_table(section: ReportSection) -> Table | None:
     """How steadily the runs of every group train; None where nothing is known of it."""
     names = ("spikes per 1,000 steps", "median gradient norm", "its 99 % quantile", "its maximum", "highest value that trains")
     columns = (Column("group"), *(Column(name, numeric=True) for name in names), Column("the highest spike"))
@@ -240,12 +240,14 @@ def stability_table(section: Section) -> Table | None:
             run, step, loss = known.first_spike or ("", 0, 0)
             spike = f"{loss:.3f} at step {step:,.0f} of {run}" if run else ""
             norms = [*known.gradient_norm] or [None] * len(QUANTILES)
-            numbers = [Cell("" if value is None else _short(value), value=value) for value in (known.spikes, *norms, known.highest)]
+            numbers = [
+                TableCell("" if value is None else _short(value), value=value) for value in (known.spikes, *norms, known.highest)
+            ]
             rows.append(Row((section.groups[place].name, *numbers, spike), group=section.first_group + place))
     return Table(f"{section.prefix}Stability, not tested", columns, tuple(rows)).without_empty_columns() if rows else None
 
 
-def measures_table(section: Section) -> Table:
+def measures_table(section: ReportSection) -> Table:
     """What is shown beside the primary measure, with intervals and without a test."""
     measured = section.comparison.measured
     names = list(dict.fromkeys(name for values in measured.values for name in values.metrics))
@@ -264,7 +266,7 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def runs_table(section: Section) -> Table:
+def runs_table(section: ReportSection) -> Table:
     """Every run with its state and its last numbers."""
     columns = [Column("run"), Column("group"), Column("seed"), Column("state")]
     names = ("validation loss", "training loss", "steps", "tokens", "device time")
@@ -278,18 +280,18 @@ def runs_table(section: Section) -> Table:
     return Table(f"{section.prefix}Every run", tuple(columns), tuple(rows)).without_empty_columns()
 
 
-def run_places(section: Section) -> dict[int, int]:
+def run_places(section: ReportSection) -> dict[int, int]:
     """The place of each run among those of the curves, by identity."""
     return {id(run): section.first_run + place for place, run in enumerate(section.comparison.experiment.runs)}
 
 
-def _run_cells(group: Group, member: Member) -> list[str | Cell]:
+def _run_cells(group: Group, member: Member) -> list[str | TableCell]:
     seeds = " and ".join(map(str, dict.fromkeys(member.replicate)))
     state = member.state if member.named or member.state != TRAINED else f"{member.state}, not named"
     run = member.run
     if run is None or not run.has_logged:
         return [f"seed {seeds}", group.name, seeds, state, *[""] * 5]
-    losses = [Cell(format_loss(loss), value=loss) for loss in (run.final_validation, run.final_train)]
+    losses = [TableCell(format_loss(loss), value=loss) for loss in (run.final_validation, run.final_train)]
     steps = run.spent("step")
     return [
         run.name,
@@ -297,15 +299,15 @@ def _run_cells(group: Group, member: Member) -> list[str | Cell]:
         seeds,
         state,
         *losses,
-        "" if steps is None else Cell(f"{steps:,.0f}", value=steps),
+        "" if steps is None else TableCell(f"{steps:,.0f}", value=steps),
         *(
-            Cell(words(run.spent(axis)), value=run.spent(axis))
+            TableCell(words(run.spent(axis)), value=run.spent(axis))
             for axis, words in (("tokens", text.count), ("seconds", text.duration))
         ),
     ]
 
 
-def conditions_table(section: Section) -> Table | None:
+def conditions_table(section: ReportSection) -> Table | None:
     """What differs between the groups; None where there are no two."""
     groups = [group for group in section.groups if group.runs]
     if len(groups) < 2:

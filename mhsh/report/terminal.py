@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.text import Text
 
-from mhsh.report.report import Cell, Report, Row, Table
+from mhsh.report.report import Report, Row, Table, TableCell
 from mhsh.text import sanitize, shorten
 
 _LINES = 36  # of a report at most, where its sentences are short: a screen holds 40 with the names of its files
@@ -71,7 +71,7 @@ def print_line(line: str, console: Console, style: str = "") -> None:
     console.print(Text(sanitize(line), style=style, overflow="fold"))
 
 
-def _words(cell: Cell, notes: bool) -> str:
+def _words(cell: TableCell, notes: bool) -> str:
     return cell.words if notes else f"{cell.text} {cell.mark}".rstrip()
 
 

@@ -17,8 +17,8 @@ from mhsh.storage.run_folder import CONFIG_FILE, METRICS_FILE
 from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.groups import CUT, Cell, Choice, Group, Member, find_groups, names_of
-from mhsh.verdict.runs import Run, distinct_names, load_runs, real_path, with_pretraining
+from mhsh.verdict.groups import CUT, Choice, Group, Member, PlannedCell, find_groups, names_of
+from mhsh.verdict.runs import RecordedRun, distinct_names, load_runs, real_path, with_pretraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Experiment:
     plans: Mapping[str, Plan] = dataclasses.field(default_factory=dict)  # by the paths of sweeps named whole
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RecordedRun, ...]:
         """All runs that are drawn, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
 
@@ -130,7 +130,9 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool =
 
 def planned_experiment(plan: Plan) -> Experiment:
     """The experiment of a sweep of which nothing has run."""
-    cells = {cell.name: Cell("", cell.config, _without_seeds(cell.settings), CellState(WAITING), True) for cell in plan.cells}
+    cells = {
+        cell.name: PlannedCell("", cell.config, _without_seeds(cell.settings), CellState(WAITING), True) for cell in plan.cells
+    }
     groups, _ = find_groups([Member(name, cell.config, None, True, cell) for name, cell in cells.items()])
     return Experiment(groups, tuple(axis for axis in plan.axes if axis.path not in SEEDS), ())
 
@@ -141,14 +143,14 @@ def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 def _planned(
     paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]
-) -> tuple[dict[str, Cell], tuple[Axis, ...], dict[str, Plan], list[str]]:
+) -> tuple[dict[str, PlannedCell], tuple[Axis, ...], dict[str, Plan], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
     the sweeps that `runs` belong to the cells with the settings of these runs. And their axes, the
     plans of the sweeps in `paths`, and a line for each plan that could not be read.
     """
     whole = {real_path(absolute(path)) for path in paths}
     owners = [str(epath.Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
-    cells: dict[str, Cell] = {}
+    cells: dict[str, PlannedCell] = {}
     axes: dict[str, Axis] = {}
     plans: dict[str, Plan] = {}
     problems: list[str] = []
@@ -172,5 +174,5 @@ def _planned(
         for path, cell in of_sweep.items():
             settings = _without_seeds(cell.settings)
             if sweep in whole or settings in named:
-                cells[path] = Cell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
+                cells[path] = PlannedCell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
     return cells, tuple(axes.values()), plans, problems

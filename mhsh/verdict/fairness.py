@@ -19,7 +19,7 @@ from mhsh.config.schema import Row as ConfigRow
 from mhsh.sweep.axes import SEEDS
 from mhsh.text import format_recorded, sanitize
 from mhsh.verdict.groups import Group, other_files
-from mhsh.verdict.runs import Ancestor, Run
+from mhsh.verdict.runs import Ancestor, RecordedRun
 from mhsh.verdict.treatment import DEFAULT_TREATMENT, PARAMETER_MARGIN, SHAPE, factors
 
 _CPU_BITS = 23  # of a fraction in float32, all of which a CPU's products keep
@@ -95,13 +95,13 @@ _TOKENS = "tokens seen"
 _ASKED_FOR = "model.remat_policy"
 
 
-def find_conditions(groups: Sequence[Sequence[Run]], treatment: Sequence[str] = DEFAULT_TREATMENT) -> tuple[Condition, ...]:
+def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence[str] = DEFAULT_TREATMENT) -> tuple[Condition, ...]:
     """Every condition of CONDITION_RULE, over the runs of each group; differences that matter come
     first. The fields of `treatment` are meant to differ.
     """
     runs = [run for group in groups for run in group]
 
-    def row(what: str, effect: Effect, value: Callable[[Run], Any]) -> Condition:
+    def row(what: str, effect: Effect, value: Callable[[RecordedRun], Any]) -> Condition:
         return _condition(what, [[value(run) for run in group] for group in groups], effect)
 
     def record(what: str, effect: Effect, *keys: str) -> Condition:
@@ -180,7 +180,7 @@ def unequal_sections(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def other_unit(runs: Sequence[Run]) -> str:
+def other_unit(runs: Sequence[RecordedRun]) -> str:
     """Why the losses of these runs are not in one unit; empty if they are.
 
     Objective, tokenizer and vocabulary must be equal. Vocabularies are compared by content if every
@@ -238,7 +238,7 @@ def _settings_effect(row: str) -> Effect:
     return Effect.LOSS if row == SHAPE or "loss" in roles else Effect.CLOCK
 
 
-def _start(run: Run, treatment: Sequence[str]) -> str:
+def _start(run: RecordedRun, treatment: Sequence[str]) -> str:
     """`fresh`, or what the run started from: parents with equal text have equal settings (but for
     the treatment), data and training.
     """
@@ -259,7 +259,7 @@ def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
 
 
-def _numerics(run: Run) -> str:
+def _numerics(run: RecordedRun) -> str:
     """What ran, with the precision of products: where that is not recorded, the device's own, which
     is known of a CPU alone.
     """
@@ -270,13 +270,13 @@ def _numerics(run: Run) -> str:
     return _by_step({step: dict(sorted(value.items())) for step, value in values.items()} or run.record["numerics"])
 
 
-def _files(run: Run) -> str:
+def _files(run: RecordedRun) -> str:
     """A user's entries that the run used, with their files."""
     entries = run.record.get("entries", [])
     return ", ".join(f"{entry['name']}: {entry['file']} {entry['sha256'][:12]}" for entry in entries) or "none"
 
 
-def _files_effect(runs: Sequence[Run]) -> Effect:
+def _files_effect(runs: Sequence[RecordedRun]) -> Effect:
     """One name must not mean two things. Entries of different names are compared by the config."""
     return Effect.LOSS if other_files(runs) else Effect.NONE
 
@@ -285,14 +285,14 @@ def _whole(number: float | None) -> int | None:
     return None if number is None or math.isnan(number) else int(number)
 
 
-def _hash_of_order(runs: Sequence[Run]) -> Callable[[Run], str | None]:
+def _hash_of_order(runs: Sequence[RecordedRun]) -> Callable[[RecordedRun], str | None]:
     """What hashes the checksums of a run's batches at the steps for which all of these runs logged
     one. It gives None if there are no such steps.
     """
     steps = functools.reduce(_common, [run.batches["step"] for run in runs])
     width = max(run.batches["checksum"].itemsize for run in runs)
 
-    def digest(run: Run) -> str | None:
+    def digest(run: RecordedRun) -> str | None:
         checksums = run.batches["checksum"]
         if len(steps) < len(checksums):
             checksums = checksums[np.isin(run.batches["step"], steps, assume_unique=True)]
@@ -329,7 +329,7 @@ def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
-def _keys_of(runs: Sequence[Run], section: str) -> list[str]:
+def _keys_of(runs: Sequence[RecordedRun], section: str) -> list[str]:
     """The keys that any run records in a section, in order of appearance."""
     sections = [run.recorded(section) for run in runs]
     return list(dict.fromkeys(key for value in sections if isinstance(value, Mapping) for key in value))

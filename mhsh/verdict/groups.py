@@ -20,7 +20,7 @@ from mhsh.sweep.axes import SEEDS, Value
 from mhsh.sweep.folder import GAVE_UP, WAITING, CellState
 from mhsh.text import numbered, sanitize
 from mhsh.verdict.estimate import Replicate
-from mhsh.verdict.runs import Run
+from mhsh.verdict.runs import RecordedRun
 
 TRAINED = "trained"
 STUCK, DIVERGED = outcome.ON_PLATEAU, outcome.DIVERGED
@@ -40,7 +40,7 @@ OUTCOME_RULE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class PlannedCell:
     """One cell of a sweep's plan."""
 
     sweep: str  # the path of the sweep
@@ -56,9 +56,9 @@ class Member:
 
     name: str  # of its run folder
     config: Config
-    run: Run | None
+    run: RecordedRun | None
     named: bool  # False: its sweep planned it, and it was not named
-    cell: Cell | None = None  # None outside a sweep
+    cell: PlannedCell | None = None  # None outside a sweep
 
     @property
     def replicate(self) -> Replicate:
@@ -134,7 +134,7 @@ class Group:
     name: str  # printable and unique, as in `24x1 admin`
     config: Config  # of one of its runs
     members: tuple[Member, ...]  # in the order of their replicates
-    cell: Cell | None = None  # of that run; None outside a sweep
+    cell: PlannedCell | None = None  # of that run; None outside a sweep
     choice: Choice | None = None  # None without --over
 
     @property
@@ -156,12 +156,12 @@ class Group:
         return (optimum.hidden, optimum.hidden_error) if optimum else (0.0, math.inf)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         """The runs that were named and have logged something."""
         return list(self.by_replicate.values())
 
     @property
-    def by_replicate(self) -> dict[Replicate, Run]:
+    def by_replicate(self) -> dict[Replicate, RecordedRun]:
         """The runs that were named and have logged something, by their seeds."""
         named = {member.replicate: member.run for member in self.members if member.named}
         return {replicate: run for replicate, run in named.items() if run is not None and run.has_logged}
@@ -189,7 +189,7 @@ def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]
     several = other_files([member.run for member in members if member.run is not None])
     keys = [(_key(member), tuple(sorted(several & _files(member.run))) if member.run else ()) for member in members]
     for indices in seed_groups(keys, [member.config for member in members]):
-        seen: dict[bytes, Run] = {}
+        seen: dict[bytes, RecordedRun] = {}
         different = []
         for member in (members[index] for index in indices):
             curve = _curve_bytes(member.run)
@@ -207,14 +207,14 @@ def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]
     return tuple(Group(*group) for group in groups), lines
 
 
-def other_files(runs: Sequence[Run]) -> set[tuple[str, str, str]]:
+def other_files(runs: Sequence[RecordedRun]) -> set[tuple[str, str, str]]:
     """Field, name and SHA-256 of the entries of users' files that are different in two runs."""
     used = set().union(*map(_files, runs))
     counts = Counter((field, name) for field, name, _ in used)
     return {entry for entry in used if counts[entry[:2]] > 1}
 
 
-def _files(run: Run) -> set[tuple[str, str, str]]:
+def _files(run: RecordedRun) -> set[tuple[str, str, str]]:
     return {(entry["field"], entry["name"], entry["sha256"]) for entry in run.record.get("entries", [])}
 
 
@@ -262,7 +262,7 @@ def without_seeds(config: Config) -> Config:
     return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
-def _curve_bytes(run: Run | None) -> bytes | None:
+def _curve_bytes(run: RecordedRun | None) -> bytes | None:
     """The steps and losses of a run; None if fewer than two losses are finite: these may be equal
     by chance.
     """
@@ -272,7 +272,7 @@ def _curve_bytes(run: Run | None) -> bytes | None:
     return b"|".join(values.tobytes() for curve in curves for values in (curve.x["step"], curve.loss))
 
 
-def _are_copies(one: Run | None, other: Run | None) -> bool:
+def _are_copies(one: RecordedRun | None, other: RecordedRun | None) -> bool:
     """Whether two runs of different data seeds have equal batches at the steps that both logged:
     one is a copy of the other, with its seed edited.
     """

@@ -15,7 +15,7 @@ from mhsh.storage.outcome import smoothed_final
 from mhsh.verdict.estimate import Estimate, Replicate, as_normal, estimate
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.groups import Group
-from mhsh.verdict.runs import AXES, Curve, Run
+from mhsh.verdict.runs import AXES, Curve, RecordedRun
 
 LOSS = "loss"
 
@@ -51,7 +51,7 @@ class Measure:
         """Of losses and perplexities."""
         return self.key == LOSS or self.key.endswith(("loss", "perplexity"))
 
-    def of(self, run: Run) -> float:
+    def of(self, run: RecordedRun) -> float:
         """Its value where the run ended; nan if there is none."""
         return final_value(run, self.key, self.split)
 
@@ -61,7 +61,7 @@ class Values:
     """What was measured of one group, by replicate; of the runs that trained alone."""
 
     final: Mapping[Replicate, float]  # the primary measure
-    loss_parts: Mapping[Replicate, np.ndarray]  # Run.loss_parts; none of another primary measure
+    loss_parts: Mapping[Replicate, np.ndarray]  # RecordedRun.loss_parts; none of another primary measure
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
     costs: Mapping[str, Mapping[Replicate, float]]  # by axis, to reach the target; nan: not reached
     at_most: frozenset[Replicate]  # whose costs are upper bounds: no evaluation above the target came before
@@ -112,15 +112,15 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
     return Measure(key, split, _resolution([final_value(run, key, split) for run in runs]))
 
 
-def _trained_runs(experiment: Experiment) -> list[Run]:
+def _trained_runs(experiment: Experiment) -> list[RecordedRun]:
     return [member.run for group in experiment.groups for member in group.trained if member.run is not None]
 
 
-def _metrics(runs: Sequence[Run], split: str) -> list[str]:
+def _metrics(runs: Sequence[RecordedRun], split: str) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.curves[split].metrics))
 
 
-def final_value(run: Run, key: str, split: str) -> float:
+def final_value(run: RecordedRun, key: str, split: str) -> float:
     """The validation value where the run ended, or the mean of the last training rows; nan if there
     is none.
     """

@@ -68,7 +68,7 @@ class Ancestor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run of a report."""
 
     name: str  # sanitized and unique in the report
@@ -149,7 +149,7 @@ class Run:
 class Loaded:
     """The opened runs, and a line for every folder that could not be opened."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
     refused: tuple[str, ...]
 
 
@@ -165,7 +165,7 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
     return Loaded(tuple(runs), tuple(map(sanitize, refused)))
 
 
-def with_pretraining(run: Run) -> Run:
+def with_pretraining(run: RecordedRun) -> RecordedRun:
     """The run with all that it started from counted on every x-axis: steps, tokens, FLOPs and
     device seconds. An axis is nan after an imported checkpoint.
     """
@@ -239,7 +239,7 @@ def _natural_order(path: epath.Path) -> list[str | float]:
     return [float(part) if place % 2 else part for place, part in enumerate(_NUMBER.split(str(path)))]
 
 
-def _load(name: str, path: epath.Path) -> Run:
+def _load(name: str, path: epath.Path) -> RecordedRun:
     """The run in a folder.
 
     Raises:
@@ -275,7 +275,7 @@ def _load(name: str, path: epath.Path) -> Run:
         vocabulary = folder.vocabulary_hash(config)
     except OSError as error:
         problems.append(f"cannot read {path / vocab_file(config)}: {error.strerror}")
-    return Run(
+    return RecordedRun(
         name,
         path,
         config,

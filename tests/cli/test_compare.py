@@ -26,7 +26,7 @@ from tests.conftest import ROOT, load_fields
 from tests.sweeps import TRAINED_ALIKE, write_sweep
 
 MakeRun = Callable[..., str]
-FILES = ("report.html", "report.json", "report.md", "report.csv", "report_curves.csv", "report.svg")
+FILES = ("report.html", "report.json", "report.md", "report.csv", "report.svg")
 OF_TWO = (*FILES, "report_forest.svg")
 
 
@@ -77,7 +77,7 @@ def test_two_pages_in_one_folder_share_no_file(make_run: MakeRun, tmp_path: Path
     a, b = make_run("a"), make_run("b", (3.0, 2.9, 2.8), **{"model.residual": "pre_ln"})
     for name, paths in (("one", [a]), ("two", [a, b])):
         run(*paths, out=str(tmp_path / f"{name}.html"))
-    assert "pre_ln" not in (tmp_path / "one_curves.csv").read_text()
+    assert "pre_ln" not in (tmp_path / "one.csv").read_text()
     assert {path.name for path in tmp_path.glob("*.*")} == {
         f"{page}{name[6:]}" for page, names in (("one", FILES), ("two", OF_TWO)) for name in names
     }

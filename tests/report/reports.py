@@ -9,12 +9,11 @@ from scipy.special import stdtrit
 
 from mhsh.report.curves import describe_metrics, drawn_curve
 from mhsh.report.report import (
-    Cell,
     Column,
-    Curve,
     CurveGroup,
     CurveRun,
     Curves,
+    DrawnCurve,
     Point,
     Points,
     Reference,
@@ -22,6 +21,7 @@ from mhsh.report.report import (
     Row,
     Series,
     Table,
+    TableCell,
 )
 
 
@@ -70,14 +70,16 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         groups=tuple(groups),
         baseline=names[0],
         axes={"step": "training steps", "tokens": "training tokens", "seconds": "device seconds"},
-        metrics=describe_metrics(["grad_norm"], tokens_per_byte=0.25),
+        metrics=describe_metrics(["grad_norm"]),
         splits={"validation": "validation", "train": "training"},
         half_intervals=half_intervals(len(runs)),
         references=(Reference(2.3, f"unigram entropy 2.300 ({names[0]})"),),
         fields={"model.num_layers": tuple(str(6 * (1 + run // seeds)) for run in range(len(runs)))},
         notes=(f"a note on {names[0]}",),
     )
-    loss = [Cell("2.103", "*" * min(1, place), "2.010 to 2.196", value=2.103, low=2.01, high=2.196) for place in range(len(names))]
+    loss = [
+        TableCell("2.103", "*" * min(1, place), "2.010 to 2.196", value=2.103, low=2.01, high=2.196) for place in range(len(names))
+    ]
     columns = (
         Column("group"),
         Column("final loss", numeric=True, rank=1, forest=True),
@@ -90,7 +92,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         f"* {names[0]}",
         "Intervals follow.",
     )
-    rates = tuple(Row((name, Cell("2.103", value=2.103, heat=place / len(names)))) for place, name in enumerate(names))
+    rates = tuple(Row((name, TableCell("2.103", value=2.103, heat=place / len(names)))) for place, name in enumerate(names))
     every_run = tuple(Row((run.name, "trained"), run=place) for place, run in enumerate(runs))
     return Report(
         title=f"{names[0]} ended lowest",
@@ -107,5 +109,5 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
     )
 
 
-def _planted_curve(step: np.ndarray, metrics: Mapping[str, np.ndarray]) -> Curve:
+def _planted_curve(step: np.ndarray, metrics: Mapping[str, np.ndarray]) -> DrawnCurve:
     return drawn_curve({"step": step, "tokens": 512 * step, "seconds": 0.1 * step + 0.01 * np.sqrt(step)}, metrics, most=5000)

@@ -8,8 +8,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mhsh.report.curves import (
     MOST_POINTS,
@@ -23,19 +21,18 @@ from mhsh.report.curves import (
     rounded,
     smooth,
     smoothing_rows,
-    spread,
     thin,
 )
-from mhsh.report.report import Curve, CurveGroup, CurveRun, Curves
+from mhsh.report.report import CurveGroup, CurveRun, Curves, DrawnCurve
 from tests.report.reports import half_intervals, planted_report
 
 
-def curve(steps: list[float], losses: list[float]) -> Curve:
+def curve(steps: list[float], losses: list[float]) -> DrawnCurve:
     step = np.array(steps)
     return drawn_curve({"step": step, "tokens": 512 * step}, {"loss": np.array(losses)}, 5000)
 
 
-def curves_of(*runs: Curve, groups: tuple[CurveGroup, ...]) -> Curves:
+def curves_of(*runs: DrawnCurve, groups: tuple[CurveGroup, ...]) -> Curves:
     return Curves(
         runs=tuple(CurveRun(f"run {place}", {"validation": run}) for place, run in enumerate(runs)),
         groups=groups,
@@ -90,17 +87,6 @@ def test_an_axis_in_proportion_to_steps_is_a_factor() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 123456.789, 1e-300, 1.7e308, math.pi * 1e17, 0.00123456789])
 def test_rounding_keeps_six_digits(value: float) -> None:
     assert rounded(np.array([value, math.nan, math.inf]), 6) == (pytest.approx(value, rel=5e-6), None, None)
-
-
-@given(st.lists(st.floats(0, 100), max_size=12), st.floats(0.1, 8))
-def test_spread_places_are_apart_in_order_and_inside(places: list[float], gap: float) -> None:
-    moved = spread(places, gap, 0.0, 100.0)
-    order = sorted(range(len(places)), key=places.__getitem__)
-    in_order = [moved[index] for index in order]
-    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(in_order))
-    assert all(-1e-9 <= place <= 100 + 1e-9 for place in moved)
-    if all(b - a >= gap for a, b in zip(sorted(places), sorted(places)[1:], strict=False)):
-        assert moved == pytest.approx(places, abs=1e-9)
 
 
 def test_training_is_smoothed_and_validation_is_not() -> None:

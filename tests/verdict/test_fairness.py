@@ -19,7 +19,7 @@ from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config
 from mhsh.report.sentences import fairness_words
 from mhsh.verdict.fairness import CONDITION_RULE, Effect, Fairness, fairness, find_conditions, other_unit
 from mhsh.verdict.groups import Group, Member
-from mhsh.verdict.runs import Ancestor, Run, load_runs
+from mhsh.verdict.runs import Ancestor, RecordedRun, load_runs
 from mhsh.verdict.treatment import DEFAULT_TREATMENT
 from tests.sweeps import VALIDATED_ALIKE
 
@@ -45,24 +45,24 @@ def another(field: Field, value: Any) -> Any:
     return value + 1 if field.kind is int else value / 2 + 0.3
 
 
-def fair(one: Run, other: Run, treatment: tuple[str, ...] = DEFAULT_TREATMENT) -> Fairness:
+def fair(one: RecordedRun, other: RecordedRun, treatment: tuple[str, ...] = DEFAULT_TREATMENT) -> Fairness:
     baseline, group = (Group(run.name, run.config, (Member(run.name, run.config, run, True),)) for run in (one, other))
     return fairness(group, baseline, treatment)
 
 
-def said(one: Run, other: Run, treatment: tuple[str, ...] = DEFAULT_TREATMENT) -> str:
+def said(one: RecordedRun, other: RecordedRun, treatment: tuple[str, ...] = DEFAULT_TREATMENT) -> str:
     found = fair(one, other, treatment)
     return f"{fairness_words(found)} {OTHER_CLOCK if found.clock else ''}".strip()
 
 
-def changed(run: Run, path: str, value: Any) -> Run:
+def changed(run: RecordedRun, path: str, value: Any) -> RecordedRun:
     section, name = path.split(".")
     config = replace(run.config, **{section: replace(getattr(run.config, section), **{name: value})})
     return dataclasses.replace(run, config=config)
 
 
 @pytest.fixture(scope="module")
-def base(make_shared_run: Any) -> Run:
+def base(make_shared_run: Any) -> RecordedRun:
     """A run that started from another, with everything recorded that the ledger asks for."""
     path: Path = make_shared_run("base", [3.0] * 20, [3.0, 2.0])
     (run,) = load_runs([path]).runs
@@ -81,10 +81,10 @@ def base(make_shared_run: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def of_objective(base: Run) -> Any:
+def of_objective(base: RecordedRun) -> Any:
     """The base run with the data section of an objective."""
 
-    def make(objective: str) -> Run:
+    def make(objective: str) -> RecordedRun:
         if objective == "mlm":
             return base
         fields = {field.name: field for field in all_fields(objective) if field.path.startswith("data.")}
@@ -128,7 +128,7 @@ NO_TREATMENT = ("train.start_from", "train.keep_moments", "data.seed")
 @pytest.mark.parametrize(
     "path", [field.path for field in all_fields("mlm") if field.role in ("loss", "shape") and field.path not in NO_TREATMENT]
 )
-def test_what_is_meant_to_differ_may(base: Run, path: str) -> None:
+def test_what_is_meant_to_differ_may(base: RecordedRun, path: str) -> None:
     """Named as the treatment, a field alone may differ; and then a shape may not."""
     section, name = path.split(".")
     field = CASES["mlm", path]
@@ -167,7 +167,7 @@ RECORDED: Mapping[tuple[str, ...], tuple[Any, Effect]] = {
 }
 
 
-def recorded(run: Run, keys: tuple[str, ...], value: Any) -> Run:
+def recorded(run: RecordedRun, keys: tuple[str, ...], value: Any) -> RecordedRun:
     record = dict(run.record)
     if len(keys) == 2:
         value = dict(record[keys[0]]) | {keys[1]: value}
@@ -175,7 +175,7 @@ def recorded(run: Run, keys: tuple[str, ...], value: Any) -> Run:
 
 
 @pytest.mark.parametrize("keys", RECORDED, ids="/".join)
-def test_an_entry_of_run_json_changes_the_verdict_as_it_should(base: Run, keys: tuple[str, ...]) -> None:
+def test_an_entry_of_run_json_changes_the_verdict_as_it_should(base: RecordedRun, keys: tuple[str, ...]) -> None:
     value, effect = RECORDED[keys]
     assert base.recorded(*keys) != value and base.recorded(keys[0]) is not None
     found = said(base, recorded(base, keys, value))
@@ -197,7 +197,7 @@ CPU, GPU = {"platform": "cpu", "kind": "cpu", "count": 1}, {"platform": "gpu", "
         ((GPU, GPU), (None, None), True),
     ],
 )
-def test_precision_is_what_the_device_did(base: Run, devices: Any, bits: Any, equal: bool) -> None:
+def test_precision_is_what_the_device_did(base: RecordedRun, devices: Any, bits: Any, equal: bool) -> None:
     setting = {"jax_default_matmul_precision": None}
     one, other = (
         recorded(recorded(base, ("devices",), device), ("numerics", "0"), setting | {"product_bits": kept} if kept else setting)
@@ -206,7 +206,7 @@ def test_precision_is_what_the_device_did(base: Run, devices: Any, bits: Any, eq
     assert ("numeric settings" in said(one, other)) == (not equal)
 
 
-def test_other_validation_batches_count(base: Run) -> None:
+def test_other_validation_batches_count(base: RecordedRun) -> None:
     assert base.validated == (VALIDATED_ALIKE["batch"],)
     other = dataclasses.replace(base, validated=("dead",))
     assert said(base, other) == "Not comparable: different validation batches."
@@ -222,7 +222,7 @@ def test_other_validation_batches_count(base: Run) -> None:
         {"trained_by": {"code": {"0": "edited"}}},
     ],
 )
-def test_parents_that_differ_count(base: Run, entry: dict[str, Any]) -> None:
+def test_parents_that_differ_count(base: RecordedRun, entry: dict[str, Any]) -> None:
     (parent,) = base.lineage
     assert said(base, dataclasses.replace(base, lineage=(dataclasses.replace(parent, **entry),))).startswith(UNFAIR)
     assert said(base, dataclasses.replace(base, lineage=(parent, parent))).startswith(UNFAIR)
@@ -231,10 +231,10 @@ def test_parents_that_differ_count(base: Run, entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "path", ["model.num_layers", "model.scan_unroll", "model.remat_policy", "data.source", "train.log_interval"]
 )
-def test_a_parent_of_another_shape_is_fair_and_of_other_settings_is_not(base: Run, path: str) -> None:
+def test_a_parent_of_another_shape_is_fair_and_of_other_settings_is_not(base: RecordedRun, path: str) -> None:
     (parent,) = base.lineage
 
-    def started_from(config: Config) -> Run:
+    def started_from(config: Config) -> RecordedRun:
         return dataclasses.replace(base, lineage=(dataclasses.replace(parent, config=config),))
 
     section, name = path.split(".")
@@ -245,11 +245,11 @@ def test_a_parent_of_another_shape_is_fair_and_of_other_settings_is_not(base: Ru
     assert said(base, started_from(replace(config, optimizer=faster))).startswith(UNFAIR)
 
 
-def ran(run: Run, remat: str) -> Run:
+def ran(run: RecordedRun, remat: str) -> RecordedRun:
     return dataclasses.replace(run, record=run.record | {"remat_policy": remat})
 
 
-def test_what_ran_is_compared_and_not_what_was_asked_for(base: Run) -> None:
+def test_what_ran_is_compared_and_not_what_was_asked_for(base: RecordedRun) -> None:
     asked = changed(base, "model.remat_policy", "full")
     assert OTHER_CLOCK not in said(base, asked)
     assert OTHER_CLOCK in said(ran(base, "none"), ran(base, "full"))
@@ -260,20 +260,20 @@ def test_every_objective_has_its_data_section_here() -> None:
 
 
 @pytest.mark.parametrize(("more", "better", "comparable"), [(1.019, True, True), (1.021, True, False), (1.021, False, True)])
-def test_size_is_signed(base: Run, more: float, better: bool, comparable: bool) -> None:
+def test_size_is_signed(base: RecordedRun, more: float, better: bool, comparable: bool) -> None:
     larger = recorded(base, ("parameters", "total"), int(150_000 * more))
     assert fairness_words(fair(base, larger), better).startswith(FAIR) == comparable
     assert fairness_words(fair(larger, base), not better).startswith(FAIR) == comparable
 
 
-def test_the_margin_is_the_one_that_the_rule_names(base: Run) -> None:
+def test_the_margin_is_the_one_that_the_rule_names(base: RecordedRun) -> None:
     (percent,) = re.findall(r"over (\d+) % more parameters", CONDITION_RULE)
     for share, comparable in ((int(percent) - 0.1, True), (int(percent) + 0.1, False)):
         larger = recorded(base, ("parameters", "total"), round(150_000 * (1 + share / 100)))
         assert fairness_words(fair(base, larger), True).startswith(FAIR) == comparable
 
 
-def test_losses_over_other_words_are_in_another_unit(base: Run) -> None:
+def test_losses_over_other_words_are_in_another_unit(base: RecordedRun) -> None:
     """Also where the vocabularies are equally large: each run kept its own."""
     one, other = (dataclasses.replace(base, vocabulary=name) for name in ("1a", "2b"))
     assert one.config.data.tokenizer == "wordpiece"
@@ -282,7 +282,7 @@ def test_losses_over_other_words_are_in_another_unit(base: Run) -> None:
     assert other_unit(letters) == ""
 
 
-def test_a_run_that_started_from_none_is_fresh(base: Run) -> None:
+def test_a_run_that_started_from_none_is_fresh(base: RecordedRun) -> None:
     fresh = changed(dataclasses.replace(base, lineage=()), "train.start_from", "")
     (row,) = [row for row in find_conditions([[base], [fresh]]) if row.name == "start"]
     assert row.values[0].startswith("parameters of a run of settings") and row.values[1] == "fresh"

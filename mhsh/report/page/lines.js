@@ -38,21 +38,19 @@ window.report = {};
     return rows.includes(null) ? null : rows.reduce((sum, value) => sum + value, 0) / rows.length;
   });
   // Rows without a place on this axis are left out.
-  const line = (x, y, rows, change) => {
+  const line = (x, y, rows) => {
     const kept = x.map((_, row) => row).filter(row => x[row] !== null);
-    return { x: kept.map(row => x[row]), y: kept.map(row => y[row] === null ? null : change(y[row])), rows };
+    return { x: kept.map(row => x[row]), y: kept.map(row => y[row]), rows };
   };
   // One run's line: as logged or smoothed, and the logged values to stand faintly behind a smoothed one.
   const runLine = (curve, state, key) => {
-    const metric = report.content.metrics[key], of = metric.of || key;
-    const change = value => !metric.of ? value : metric.factor === null ? Math.exp(value) : value * metric.factor;
-    const raw = line(places(curve.rows, state.axis), curve.rows.y[of], 1, change);
-    if (state.split !== "train" || !state.smoothing || !metric.smooth) return raw;
+    const raw = line(places(curve.rows, state.axis), curve.rows.y[key], 1);
+    if (state.split !== "train" || !state.smoothing || !report.content.metrics[key].smooth) return raw;
     const wanted = state.smoothing * curve.window;
-    const full = () => line(places(curve.rows, state.axis), runningMean(curve.rows.y[of], wanted), wanted, change);
+    const full = () => line(places(curve.rows, state.axis), runningMean(curve.rows.y[key], wanted), wanted);
     if (!curve.even) return { ...full(), raw: wanted > 1 ? raw : null };
-    const more = Math.max(0, Math.round((wanted - curve.window) / curve.spacing)), smoothed = runningMean(curve.even.y[of], 1 + more);
-    return { ...line(places(curve.even, state.axis), smoothed, curve.window + more * curve.spacing, change), raw };
+    const more = Math.max(0, Math.round((wanted - curve.window) / curve.spacing)), smoothed = runningMean(curve.even.y[key], 1 + more);
+    return { ...line(places(curve.even, state.axis), smoothed, curve.window + more * curve.spacing), raw };
   };
 
   // The value of a line at ascending places, linear between its rows; a gap where a neighbour is one.
@@ -122,7 +120,7 @@ window.report = {};
   report.lines = (state, key, shows) => {
     const content = report.content;
     const curve = run => content.runs[run].curves[state.split];
-    const logged = run => curve(run) && (content.metrics[key].of || key) in curve(run).rows.y;
+    const logged = run => curve(run) && key in curve(run).rows.y;
     const has = run => shows(run) && logged(run);
     const drawn = run => runLine(curve(run), state, key);
     const lines = [];

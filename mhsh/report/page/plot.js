@@ -38,7 +38,7 @@
     const y = extent(lines, o.bars || o.zero ? ["y", "low", "high"] : ["y"], o.logY, fitted);
     return { x, y: o.y || roomy(y && o.zero ? [Math.min(0, y[0]), Math.max(0, y[1])] : y, o.logY, 0.06) };
   }
-  // Moves places as little as keeps them `gap` apart, between `low` and `high`; as in mhsh/report/curves.py.
+  // Moves places as little as keeps them `gap` apart, between `low` and `high`.
   report.spread = (places, gap, low, high) => {
     const order = places.map((_, index) => index).sort((a, b) => places[a] - places[b]);
     const moved = places.slice();
@@ -47,7 +47,8 @@
     return moved;
   };
 
-  // Which labels stand `gap` apart, and where, by the index of their places; as in mhsh/report/curves.py.
+  // Which labels stand `gap` apart, and where, by the index of their places: those that come first, and of the others those that
+  // need no label to be further than 1.5 gaps from its place.
   report.beside = (places, gap, low, high) => {
     const moved = indices => report.spread(indices.map(index => places[index]), gap, low, high);
     const kept = places.reduce((some, _, index) => {
