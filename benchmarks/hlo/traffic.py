@@ -202,6 +202,8 @@ def _read_of(module: Module, computation: Computation, name: str) -> int | None:
             part = _read_of(module, computation, user.name)
         elif user.opcode in _SLICES and user.operands[0] == name and name not in user.operands[1:]:
             part = _part(arrays(user.shape)[0], computation, name)
+            if not _is_result(computation, user.name):  # it may be sliced again
+                part = min(part, _read_of(module, computation, user.name) or part)
         elif user.opcode in _UPDATES and user.operands[0] == name and _is_result(computation, user.name):
             part = 0
         elif user.opcode == "fusion":

@@ -68,14 +68,12 @@ class _Layers:
     @functools.cached_property
     def joins(self) -> dict[str, tuple[Join, list[Path]]]:
         """By sublayer, with the paths of its vectors: its last bias, and those of its scheme."""
-        names, columns = SUBLAYERS["encoder"], self.packing.columns()
-        paths = {name: self._vectors(name) for name in names}
-        firsts = [columns[paths[name][0]] for name in names]
-        places = [
-            InScan(number, len(names), self.together, firsts[number], firsts[number - 1])  # the first follows the last
-            for number in range(len(names))
-        ]
-        return {name: (self.plain._replace(scan=place), paths[name]) for name, place in zip(names, places, strict=True)}
+        columns, paths = self.packing.columns(), {name: self._vectors(name) for name in SUBLAYERS["encoder"]}
+        firsts = tuple(columns[own[0]] for own in paths.values())
+        return {
+            name: (self.plain._replace(scan=InScan(number, firsts, self.together)), own)
+            for number, (name, own) in enumerate(paths.items())
+        }
 
     def _vectors(self, name: str) -> list[Path]:
         own = [path for path in self.packing.shapes if path[0] == name][-1:]
@@ -150,22 +148,29 @@ def _run(layers: _Layers, params: Any, x: Array, seeds: Seeds, context: Any, kep
 def _backward(layers: _Layers, residuals: Any, of_out: Array) -> tuple[Any, Array, None, None]:
     params, seeds, context, kept, saved = residuals
     shape, first, of_stream = of_out.shape, first_row(of_out), of_out.reshape(-1, of_out.shape[-1])
+    # The gradient of what a product read does not depend on it: all else is found saved.
+    unread = jnp.full_like(of_stream, jnp.nan, layers.plain.copy_dtype)
 
     def iteration(carry: Any, inputs: Any) -> tuple[Any, Any]:
         (number, of_stream, of_read, sums), (its_params, its_seeds, its_saved) = carry, inputs
         gradients: list[dict[Any, Array]] = [{} for _ in range(layers.together)]
+        products, reads = [], []
         for layer in reversed(range(layers.together)):
             parameters = layers.parameters(its_params, layer)
             for place, (name, (join, _)) in reversed([*enumerate(layers.joins.items())]):
                 own = None if its_seeds is None else its_seeds[layer, place]
                 operands = layers.operands(params["vectors"], own, number, layer, first)
                 which = layer * len(layers.joins) + place
-                of_stream, of_product, sums, read = backward(join, of_stream, of_read, None, kept, operands, sums, which)
+                of_stream, of_product, sums, made = backward(join, of_stream, of_read, None, kept, operands, sums, which)
                 product = replayed(layers.product(name, shape, own, context), [part[layer] for part in its_saved[name]])
-                of_parameters, of_read = jax.vjp(product, parameters[name], read)[1](of_product)
-                gradients[layer] |= {(name, *path): leaf for path, leaf in flatten_dict(of_parameters).items()}
+                _, of_read = jax.vjp(product, parameters[name], unread)[1](of_product)
+                products.append((layer, name, product, parameters[name], of_product))
+                reads += made
+        for (layer, name, product, its_parameters, of_product), read in zip(products, reads, strict=True):
+            of_parameters, _ = jax.vjp(product, its_parameters, read)[1](of_product)
+            gradients[layer] |= {(name, *path): leaf for path, leaf in flatten_dict(of_parameters).items()}
         # One sum for all joins.
-        of_vectors = sums.reshape(layers.together, len(layers.joins), -1, layers.plain.num_vectors, shape[-1]).sum(2)
+        of_vectors = sums.reshape(layers.together, len(layers.joins), layers.plain.num_vectors, -1, shape[-1]).sum(3)
         for its_gradients, its_vectors in zip(gradients, of_vectors, strict=True):
             for (_, paths), rows in zip(layers.joins.values(), its_vectors, strict=True):
                 its_gradients |= dict(zip(paths, rows, strict=True))

@@ -156,6 +156,32 @@ def test_a_slice_of_a_stack_that_is_read_in_other_tiles():
     assert (traffic.read, traffic.written) == (row + 4, row)
 
 
+# A row of the four layers of an iteration, as the compiler for GPUs takes one.
+SLICED_TWICE = """HloModule twice
+
+%third (p0: f32[12,4,16], p1: s32[]) -> f32[16] {
+  %p0 = f32[12,4,16]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %layers = f32[1,4,16]{2,1,0} dynamic-slice(%p0, %p1, %zero, %zero), dynamic_slice_sizes={1,4,16}
+  %rows = f32[4,16]{1,0} bitcast(%layers)
+  %row = f32[1,16]{1,0} slice(%rows), slice={[2:3], [0:16]}
+  ROOT %out = f32[16]{0} bitcast(%row)
+}
+
+ENTRY %main (x: f32[12,4,16], at: s32[]) -> f32[16] {
+  %x = f32[12,4,16]{2,1,0} parameter(0)
+  %at = s32[] parameter(1)
+  ROOT %out = f32[16]{0} fusion(%x, %at), kind=kLoop, calls=%third
+}
+"""
+
+
+def test_of_a_slice_that_is_sliced_again_the_inner_slice_is_read():
+    traffic = count_traffic(parse_module(SLICED_TWICE))
+    assert (traffic.read, traffic.written) == (16 * 4 + 4, 16 * 4)
+
+
 # A stack of 12 rows is made of zeros, and a computation that is called writes one row of it.
 CALLED = """HloModule called
 

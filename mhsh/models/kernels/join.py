@@ -35,14 +35,12 @@ class InScan(NamedTuple):
     """Where a join in a scan over layers finds its part of what all layers have in one array."""
 
     sublayer: int  # its place in a layer
-    sublayers: int  # of a layer
+    columns: tuple[int, ...]  # of each join's first vector, in the row of a layer's vectors
     layers: int  # of an iteration
-    column: int  # of its first vector in a row of a layer's vectors
-    before: int  # the same of the join before it
 
     def slot(self, layer: Array) -> Array:
         """In Kept, of what this join normalises."""
-        return layer * self.sublayers + self.sublayer + 1
+        return layer * len(self.columns) + self.sublayer + 1
 
 
 class Join(NamedTuple):
@@ -66,6 +64,29 @@ class Join(NamedTuple):
     def copies(self) -> bool:
         """Whether what the next sublayer reads is another array than the stream."""
         return not self.normed_stream or self.stream_dtype != self.copy_dtype
+
+
+class _Ends(NamedTuple):
+    """The place of a join in an iteration of a scan; without one it is alone."""
+
+    number: int
+    first: bool
+    last: bool
+
+    @classmethod
+    def of(cls, join: Join, number: int) -> _Ends:
+        return cls(number, number == 0, not join.scan or number == join.scan.layers * len(join.scan.columns) - 1)
+
+    def reads(self, join: Join) -> int:
+        """The arrays that sublayers read and the backward kernel of this join makes again."""
+        return self.first + (not self.last) if join.scan else 0
+
+    def sums(self, join: Join) -> list[int]:
+        """The numbers of the sums that this kernel makes, where each join has as many as vectors:
+        of its bias and norm, of the next join's weight, and at the first of its own.
+        """
+        weights = [join.num_vectors + 3] * (not self.last) + [3] * self.first if join.weight is None else []
+        return [self.number * join.num_vectors + vector for vector in (0, 1, 2, *weights)]
 
 
 class Kept(NamedTuple):
@@ -147,6 +168,11 @@ def _layer(join: Join, iteration_ref: Any, layer_ref: Any) -> Any:
     return iteration_ref[0] * join.scan.layers + layer_ref[0] if join.scan else 0
 
 
+def _column(join: Join) -> int:
+    """Of its first vector in that row."""
+    return join.scan.columns[join.scan.sublayer] if join.scan else 0
+
+
 def _vectors(rows: _Rows, ref: Any, layer: Any, column: int, count: int) -> list[Float[Array, "1 W"]]:
     """Vectors that stand beside each other in the row of a layer."""
     return [rows.load(ref, layer, 1, column + number * rows.width) for number in range(count)]
@@ -154,6 +180,15 @@ def _vectors(rows: _Rows, ref: Any, layer: Any, column: int, count: int) -> list
 
 def _weight(join: Join, vectors: list[Array]) -> Array | float:
     return vectors[3] if join.weight is None else join.weight
+
+
+def _next_weight(join: Join, rows: _Rows, ref: Any, layer: Any) -> Array | float:
+    """Of the join behind this one in a scan."""
+    if join.weight is not None:
+        return join.weight
+    assert join.scan is not None, "without a scan there is none"
+    layers, sublayer = divmod(join.scan.sublayer + 1, len(join.scan.columns))
+    return _vectors(rows, ref, layer + layers, join.scan.columns[sublayer] + 3 * rows.width, 1)[0]
 
 
 def _kept(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[Array, "M W"] | None:
@@ -192,7 +227,7 @@ def _forward_kernel(join: Join, rows: _Rows, stacked: bool, x_ref: Any, product_
     program, layer = pl.program_id(0), _layer(join, iteration_ref, layer_ref)
     slot = join.scan.slot(layer) if join.scan and stacked else 0
     x, product = rows.load(x_ref, 0), rows.load(product_ref, 0).astype(product_ref.dtype)
-    vectors = _vectors(rows, vectors_ref, layer, join.scan.column if join.scan else 0, join.num_vectors)
+    vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
     kept = _kept(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
 
     s, y, normed, inverse = _sum_and_norm(join, rows, x, product, kept, vectors)
@@ -241,13 +276,13 @@ def _gradients(
     return of_y, of_s if join.normed_stream else of_stream + of_s
 
 
-def _backward_kernel(join: Join, rows: _Rows, steps: int, of_stream_ref: Any, *refs: Any) -> None:
+def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, of_stream_ref: Any, *refs: Any) -> None:
     normed_ref, inverse_ref, vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref, *also = refs
     scan, program, layer = join.scan, pl.program_id(0), _layer(join, iteration_ref, layer_ref)
     of_copy_ref = also.pop(0) if join.copies or scan else None
-    read_ref = also.pop(-1 if scan else 0) if scan or join.weight is None else None
-    of_x_ref, of_product_ref, sums_ref = also[-3:]
-    vectors = _vectors(rows, vectors_ref, layer, scan.column if scan else 0, join.num_vectors)
+    read_ref = also.pop(0) if join.weight is None and not scan else None
+    of_x_ref, of_product_ref, sums_ref, *made_refs = also[-3 - ends.reads(join) :]
+    vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
     slot = scan.slot(layer) if scan else 0
     first = first_ref[0] + jnp.uint32(rows.count * steps) * program.astype(jnp.uint32)
     row, a_slot = rows.count * steps * program, rows.count * steps * pl.num_programs(0)
@@ -258,35 +293,39 @@ def _backward_kernel(join: Join, rows: _Rows, steps: int, of_stream_ref: Any, *r
         of_copy = None if of_copy_ref is None else rows.load(of_copy_ref, at)
         inverse = triton.load(inverse_ref.at[pl.ds(slot * a_slot + row + at, rows.count)])[:, None]
         kept = _kept(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
+        of_weights = []
+        if not ends.last:  # what came is the gradient of the next s, in which y has a weight
+            y = normed * vectors[2] + vectors[1]
+            rows.store(made_refs[0], at, y)
+            of_weights.append(of_stream * y)
+            of_stream = _next_weight(join, rows, vectors_ref, layer) * of_stream
 
         of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, vectors[2])
         of_product = _dropped(join, of_s.astype(of_product_ref.dtype), kept)
-        of_vectors = [of_product.astype(jnp.float32), of_y, of_y * normed]
 
-        rows.store(of_x_ref, at, _weight(join, vectors) * of_s)
+        rows.store(of_x_ref, at, _weight(join, vectors) * of_s if ends.first else of_s)
         rows.store(of_product_ref, at, of_product)
-        if scan:
+        if ends.first and scan:
             read = rows.load(normed_ref, (slot - 1) * a_slot + row + at)
-            of_layer = layer if scan.sublayer else jnp.maximum(layer - 1, 0)
-            shift, scale = _vectors(rows, vectors_ref, of_layer, scan.before + rows.width, 2)
+            shift, scale = _vectors(rows, vectors_ref, jnp.maximum(layer - 1, 0), scan.columns[-1] + rows.width, 2)
             read = jnp.where(slot == 1, read, read * scale + shift)
-            rows.store(read_ref, at, read)
-        else:
-            read = rows.load(read_ref, at) if join.weight is None else of_s  # which nothing reads then
-        if join.weight is None:
-            of_vectors.append(of_s * read)
+            rows.store(made_refs[-1], at, read)
+            of_weights.append(of_s * read)
+        elif ends.first and join.weight is None:
+            of_weights.append(of_s * rows.load(read_ref, at))
+        of_vectors = [of_product.astype(jnp.float32), of_y, of_y * normed]
+        of_vectors += of_weights if join.weight is None else []
         return tuple(total + jnp.sum(one, axis=0, keepdims=True) for total, one in zip(sums, of_vectors, strict=True))
 
-    zeros = jnp.zeros((1, rows.padded), jnp.float32)
-    sums = jax.lax.fori_loop(0, steps, step, (zeros,) * join.num_vectors)
-    for number, total in enumerate(sums):
-        rows.store(sums_ref, number, total)
+    numbers = ends.sums(join)
+    sums = jax.lax.fori_loop(0, steps, step, (jnp.zeros((1, rows.padded), jnp.float32),) * len(numbers))
+    for number, total in zip(numbers, sums, strict=True):
+        rows.store(sums_ref, number * pl.num_programs(0) + program, total)
 
 
 def empty_sums(join: Join, of_stream: Float[Array, "M D"], count: int) -> Float[Array, "sums D"]:
-    """Where so many joins write their sums."""
-    programs = len(of_stream) // math.gcd(len(of_stream), _SUMMED_ROWS)
-    return jnp.zeros((count * programs * join.num_vectors, of_stream.shape[1]))
+    """Where so many joins write their sums: of each vector those of all programs."""
+    return jnp.zeros((count * join.num_vectors * _programs(of_stream), of_stream.shape[1]))
 
 
 def backward(
@@ -298,41 +337,44 @@ def backward(
     operands: Operands,
     sums: Array | None = None,
     number: int = 0,
-) -> tuple[Array, Array, Array, Array | None]:
+) -> tuple[Array, Array, Array, list[Array]]:
     """The gradients of x and of the product [M,D], and of the vectors, in sums over the rows of
-    each program [programs,vectors,D]. In a scan those are written to sums[number], in place; and
-    what the sublayer read is made again, and returned.
+    each program [vectors*programs,D].
+
+    In a scan this is join `number` of an iteration, and its sums are written to `sums`, in place.
+    The gradient of x is left to the join before, which multiplies by the weight and finds x: so
+    `of_stream` is the gradient of the next join's s, and that join's weight has its gradient here.
+    What the next sublayer read is made again, and returned. The last join of an iteration is given
+    the gradient of y; the first computes that of x, and also makes what its own sublayer read.
     """
-    total, width = of_stream.shape
-    a_program = math.gcd(total, _SUMMED_ROWS)
-    rows, programs = _rows(of_stream, _BACKWARD_ELEMENTS, limit=a_program), total // a_program
+    programs, ends = _programs(of_stream), _Ends.of(join, number)
+    a_program = len(of_stream) // programs
+    rows = _rows(of_stream, _BACKWARD_ELEMENTS, limit=a_program)
     block = rows.spec(a_program)
     in_blocks = [one for one in (of_copy, read) if one is not None]
     inputs = (of_stream, *kept, *operands, *in_blocks, *([] if sums is None else [sums]))
-    shape = (programs * join.num_vectors, width) if sums is None else sums.shape
+    outputs = [of_stream.dtype, join.copy_dtype, *[join.copy_dtype] * ends.reads(join)]
+    shapes = [jax.ShapeDtypeStruct(of_stream.shape, dtype) for dtype in outputs]
+    of_sums = empty_sums(join, of_stream, 1) if sums is None else sums
+    copies = len(in_blocks) + len(outputs) + bool(join.scan and ends.first)
     of_x, of_product, sums, *made = pl.pallas_call(
-        functools.partial(_backward_kernel, join, rows, a_program // rows.count),
+        functools.partial(_backward_kernel, join, rows, a_program // rows.count, ends),
         grid=(programs,),
         in_specs=[block, *(_WHOLE for _ in (*kept, *operands)), *(block for _ in in_blocks), *([] if sums is None else [_WHOLE])],
-        out_specs=[
-            block,
-            block,
-            pl.BlockSpec((join.num_vectors, rows.padded), lambda program: (number * programs + program, 0)),
-            *([block] if join.scan else []),
-        ],
-        out_shape=[
-            jax.ShapeDtypeStruct(of_stream.shape, of_stream.dtype),
-            jax.ShapeDtypeStruct(of_stream.shape, join.copy_dtype),
-            jax.ShapeDtypeStruct(shape, jnp.float32),
-            *([jax.ShapeDtypeStruct(of_stream.shape, join.copy_dtype)] if join.scan else []),
-        ],
+        out_specs=[block, block, _WHOLE, *(block for _ in shapes[2:])],
+        out_shape=[*shapes[:2], jax.ShapeDtypeStruct(of_sums.shape, jnp.float32), *shapes[2:]],
         input_output_aliases={} if sums is None else {len(inputs) - 1: 2},
-        metadata=_traffic(join, of_stream, 2, 2 + len(in_blocks) + 2 * bool(join.scan), (programs + 1) * join.num_vectors),
+        metadata=_traffic(join, of_stream, 2, copies, programs * len(ends.sums(join)) + join.num_vectors),
         name="residual_backward",
         compiler_params=_PARAMS,
         interpret=is_interpreted(),
     )(*inputs)
-    return of_x, of_product, sums, made[0] if made else None
+    return of_x, of_product, sums, made
+
+
+def _programs(x: Array) -> int:
+    """Of the backward pass."""
+    return len(x) // math.gcd(len(x), _SUMMED_ROWS)
 
 
 def _rows(x: Array, elements: int, limit: int) -> _Rows:

@@ -86,7 +86,7 @@ def _forward(
 def _backward(join: Join, saved: tuple[Any, ...], gradients: tuple[Array, Array]) -> tuple[Array | None, ...]:
     of_stream, of_copy = gradients
     of_x, of_product, sums, _ = backward(join, of_stream, of_copy if join.copies else None, *saved)
-    return of_x, None, of_product, sums.reshape(-1, join.num_vectors, sums.shape[1]).sum(0).reshape(1, -1), None, None
+    return of_x, None, of_product, sums.reshape(join.num_vectors, -1, sums.shape[1]).sum(1).reshape(1, -1), None, None
 
 
 _join.defvjp(_forward, _backward)
