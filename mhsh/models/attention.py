@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
@@ -21,7 +20,7 @@ from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import HeadNorm, Rotation, linear, rotate
 from mhsh.models.saved import saved
-from mhsh.models.sublayer import Branch
+from mhsh.models.sublayer import Branch, SublayerModule
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
 # finite.
@@ -43,7 +42,7 @@ class AttentionMask:
     causal: bool = struct.field(pytree_node=False)
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(SublayerModule):
     """sum_i softmax(Q W_i^Q (K W_i^K)^T / sqrt(H)) V W_i^V W_i^O (arXiv 2106.09650, eq. 1), then
     hidden dropout.
 
@@ -55,7 +54,6 @@ class MultiHeadAttention(nn.Module):
     arXiv 2302.05442), with `norms` (hybrid_norm) its values too.
     """
 
-    config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta, on the value and output kernels
     norms: bool = False
 
@@ -68,24 +66,6 @@ class MultiHeadAttention(nn.Module):
         self.value_norm = HeadNorm(config) if self.norms else None
         self.out_kernel, self.out_bias = linear(self, "out", config, self.gain)
 
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        source: Float[Array, "B S D"] | None,
-        mask: AttentionMask,
-        seeds: Seeds,
-        rotation: Rotation | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Queries come from `x`, keys and values from `source`, or from `x` where that is None
-        (self-attention).
-
-        `rotation` turns queries and keys of `x`.
-
-        Raises:
-          UserError: cuDNN is asked for where it cannot run.
-        """
-        return self.branch(x, source, mask, seeds, rotation).output(self.config.hidden_dropout)
-
     def branch(
         self,
         x: Float[Array, "B T D"],
@@ -94,7 +74,14 @@ class MultiHeadAttention(nn.Module):
         seeds: Seeds,
         rotation: Rotation | None = None,
     ) -> Branch:
-        """As `__call__`, in parts."""
+        """Queries come from `x`, keys and values from `source`, or from `x` where that is None
+        (self-attention).
+
+        `rotation` turns queries and keys of `x`.
+
+        Raises:
+          UserError: cuDNN is asked for where it cannot run.
+        """
         config = self.config
         if not self.is_initializing():  # which traces rows of any length, on any device
             seed, out_seed = split_seeds(seeds, 2)

@@ -21,7 +21,7 @@ from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seeds, dropout, split_seeds
 from mhsh.models.parameters import AXES, KERNELS, Kernel
 from mhsh.models.saved import saved
-from mhsh.models.sublayer import Branch
+from mhsh.models.sublayer import Branch, SublayerModule
 
 BERT_STDDEV = 0.02
 LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
@@ -273,7 +273,7 @@ ACTIVATIONS = {
 }
 
 
-class FeedForward(nn.Module):
+class FeedForward(SublayerModule):
     """Two projections with an activation between, D -> F -> D (Vaswani et al. 2017, eq. 2). Where
     model.mlp is gated, the first is multiplied by the activation of a third one, D -> F (Shazeer
     2020, arXiv 2002.05202).
@@ -281,7 +281,6 @@ class FeedForward(nn.Module):
     Dropout follows the activation (mlp_dropout) and the second projection (hidden_dropout).
     """
 
-    config: ModelConfig
     gain: float = 1.0  # DeepNorm's beta on both kernels
 
     def setup(self) -> None:
@@ -291,11 +290,7 @@ class FeedForward(nn.Module):
             self.gate_kernel, self.gate_bias = linear(self, "gate", config, gain)
         self.down_kernel, self.down_bias = linear(self, "down", config, gain)
 
-    def __call__(self, x: Float[Array, "B T D"], seeds: Seeds) -> Float[Array, "B T D"]:
-        return self.branch(x, seeds).output(self.config.hidden_dropout)
-
     def branch(self, x: Float[Array, "B T D"], seeds: Seeds) -> Branch:
-        """As `__call__`, in parts."""
         config = self.config
         hidden_seed, out_seed = split_seeds(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)

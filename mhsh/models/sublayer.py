@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from flax import linen as nn
 from jaxtyping import Array, Float
 
+from mhsh.config.schema import ModelConfig
 from mhsh.models.dropout import Seed, dropout
 
 # A sublayer f with its dropout.
@@ -26,11 +28,20 @@ class Branch(NamedTuple):
         return dropout(self.product + self.bias.astype(self.product.dtype), rate, self.seed)
 
 
+class SublayerModule(nn.Module):
+    """Attention or feed-forward. `branch` has what it computes, of the same arguments."""
+
+    config: ModelConfig
+
+    def __call__(self, *arguments: Any) -> Float[Array, "B T D"]:
+        return self.branch(*arguments).output(self.config.hidden_dropout)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModuleSublayer:
     """The sublayer that a module is, with what it reads besides the stream."""
 
-    module: Any  # attention or feed-forward
+    module: SublayerModule
     arguments: tuple[Any, ...]
     drops: bool  # whether dropout is on
 
