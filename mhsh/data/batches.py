@@ -54,10 +54,8 @@ class Batches:
 
 
 def prefetched(batches: Batches, start: int, stop: int) -> grain.DatasetIterator[Batch]:
-    """The batches `start` to `stop` - 1 in order, made ahead of time by a thread.
-
-    An error in the thread is raised here. Close the iterator (`.close()`) if you leave it before
-    its end: that also ends the thread.
+    """The batches `start` to `stop` - 1 in order, made ahead of time by a thread, whose errors are
+    raised here. Close the iterator if you leave it before its end: that ends the thread.
     """
     import grain  # not above: it imports jax, which `mhsh prepare` does without
 
@@ -66,14 +64,12 @@ def prefetched(batches: Batches, start: int, stop: int) -> grain.DatasetIterator
 
 
 def shuffled_batches(make: MakeBatch, num_examples: int, batch_size: int, seed: int, part: slice) -> Batches:
-    """Element k is the batch of training step k, for any k.
+    """Element k is the batch of training step k, for any k; of its B examples this process makes
+    those of `part`.
 
     Step k takes the indices k B to k B + B - 1 of an endless stream. Every `num_examples` indices
-    are one epoch: each example once, in an order that depends on the seed and the epoch alone. So
-    an epoch may end inside a batch.
-
-    Args:
-      part: of the B examples, those that this process makes.
+    are one epoch, which may end inside a batch: each example once, in an order that depends on the
+    seed and the epoch alone.
     """
     order = derived_seed(seed, EXAMPLE_ORDER)
 

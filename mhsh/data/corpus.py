@@ -46,16 +46,11 @@ class Task(abc.ABC, Generic[TokenizerT]):
 
     @abc.abstractmethod
     def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
-        """Reads data.source and makes the examples of both splits.
+        """The examples of both splits, the same for equal configs and text in every process.
 
-        Equal configs and text give equal examples in every process.
-
-        Args:
-          saved_vocab: the vocabulary of the run, where it has one. Otherwise it is that of
-            data.vocab_path, or trained on the training split alone.
-
-        Raises UserError where the source or the vocabulary is wrong or does not fit the config, or
-        a split has no examples.
+        The vocabulary is `saved_vocab`, that of the run; where it has none, that of data.vocab_path
+        or one trained on the training split. Raises UserError where the source or the vocabulary is
+        wrong or does not fit the config, or a split has no examples.
         """
 
     @abc.abstractmethod
@@ -63,9 +58,7 @@ class Task(abc.ABC, Generic[TokenizerT]):
         """The vocabulary of a file. Raises UserError where it does not fit the config."""
 
     def fitting(self, tokenizer: TokenizerT, what: str, remedy: str = "") -> TokenizerT:
-        """The tokenizer. Raises UserError, with the remedy, where it has more tokens than the
-        model.
-        """
+        """The tokenizer. Raises UserError where it has more tokens than the model."""
         if tokenizer.vocab_size > self.model.vocab_size:
             raise UserError(
                 f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; "
@@ -99,21 +92,14 @@ class Corpus(Generic[TokenizerT]):
         self.tokenizer.save(epath.Path(folder) / self.task.vocab_file)
 
     def train_steps(self, batch_size: int, part: slice = _ALL) -> Batches:
-        """Element k is the batch of training step k, for any k: a pure function of (fingerprint,
-        data.seed, k). See `batches.shuffled_batches` for the order.
-
-        Args:
-          batch_size: B, the examples of the whole step.
-          part: the part of a batch that this process makes. The parts of all processes, put
-            together, are the whole batch.
+        """Element k is the batch of training step k, a pure function of (fingerprint, data.seed, k)
+        in the order of `batches.shuffled_batches`; `part` of its B examples, of this process.
         """
         return shuffled_batches(self._maker(TRAIN), len(self.train), batch_size, self.task.data.seed, part)
 
     def validation_batches(self, batch_size: int, part: slice = _ALL) -> Batches:
-        """All validation examples in a fixed order, in batches with the keys of `train_steps`.
-
-        A batch that would be short is filled with examples whose `weights` are all 0. So it keeps
-        its shape, and no weighted metric counts an example twice.
+        """All validation examples in order, with the keys of `train_steps`. A batch that would be
+        short is filled with examples of weight 0, which no metric counts.
         """
         return ordered_batches(self._maker(VALIDATION), len(self.validation), batch_size, part)
 
@@ -151,9 +137,7 @@ class StreamedTask(Task[TokenizerT]):
         return 1
 
     def job(self) -> dict[str, Any]:
-        """All plain values that decide the bytes, except the items and the chunks. A vocabulary
-        counts by its content, not by its path.
-        """
+        """All values that decide the bytes, but for the items; a vocabulary by its content."""
         values = identity(self.data, "data")
         fields = {name: value for name, value in values.items() if name not in self.only_for_training}
         if self.data.vocab_path:
@@ -166,8 +150,8 @@ class StreamedTask(Task[TokenizerT]):
 
     @abc.abstractmethod
     def streams(self) -> Sequence[Iterable[Item]]:
-        """All items in a fixed order, read on demand: those of validation, where it has its own,
-        and those of data.source. Raises UserError for a bad source.
+        """All items in order, read on demand: those that validation has of its own, if any, and
+        those of data.source. Raises UserError for a bad source.
         """
 
     def item_rule(self) -> str:
@@ -179,16 +163,12 @@ class StreamedTask(Task[TokenizerT]):
         return item
 
     def split(self, streams: Sequence[Iterable[Item]], counts: dict[str, int]) -> Iterator[tuple[str, Item]]:
-        """The split and the cleaned form of every item that is kept: those with text, each once.
+        """The split and the cleaned form of every item with text, each once, adding to `counts`.
 
-        Where validation has items of its own, they come first and are left out of training.
-        Otherwise data.validation_fraction of the items is held out by a hash of their first text
-        (see `is_held_out`), so that translations of one sentence stay together.
-
-        Args:
-          counts: zeros under the names of `counted`, added to with every item of data.source.
-
-        Raises UserError where (at the end) a split has too few items.
+        Items that validation has of its own come first and are left out of training. Otherwise
+        data.validation_fraction is held out by a hash of the first text (see `is_held_out`), so
+        that translations of one sentence stay together. Raises UserError where, at the end, a split
+        has too few items.
         """
         *own, items = streams
         data, sizes = self.data, dict.fromkeys(SPLITS, 0)
@@ -218,9 +198,7 @@ class StreamedTask(Task[TokenizerT]):
                 )
 
     def _kept(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:
-        """Every item with text, once, and a digest that equal items share. Takes about 100 bytes an
-        item.
-        """
+        """Every item with text, once, and a digest that equal items share (100 bytes an item)."""
         seen: set[bytes] = set()
         for item in items:
             counts["read"] += 1
@@ -237,36 +215,28 @@ class StreamedTask(Task[TokenizerT]):
 
     @abc.abstractmethod
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> TokenizerT:
-        """The vocabulary that the config names, or one trained on `texts`.
-
-        Args:
-          texts: those of the training split. They may be read twice.
+        """The vocabulary that the config names, or one trained on the texts of the training split,
+        which may be read twice.
         """
 
     @abc.abstractmethod
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT) -> tuple[Examples, dict[str, Any]]:
-        """The examples of a chunk of items, and sums (numbers or arrays) that those of other chunks
-        are added to.
-
-        Args:
-          chunk: the number of the chunk in its split. A corpus in memory is chunk 0.
+        """The examples of the items of a numbered chunk (a corpus in memory is chunk 0), and sums
+        (numbers or arrays) that those of other chunks are added to.
         """
 
     @abc.abstractmethod
     def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: TokenizerT) -> tuple[dict[str, Any], float]:
-        """The sums of a split as plain numbers for people, and its unigram entropy. Raises
-        UserError where the split has no examples, or the vocabulary covers less than half of the
-        training text.
+        """The sums of a split for people, and its unigram entropy. Raises UserError where it has no
+        examples, or the vocabulary covers less than half of the training text.
         """
 
     def given_tokenizer(self) -> TokenizerT:
-        """The vocabulary of data.vocab_path. Raises UserError where it does not fit the config."""
+        """The vocabulary of data.vocab_path."""
         return self.read_tokenizer(expanded(self.data.vocab_path))
 
     def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
-        """Also opens the examples that `mhsh prepare` has made, with the vocabulary that they
-        have.
-        """
+        """Also opens the examples that `mhsh prepare` has made, with their vocabulary."""
         if saved_vocab is not None and not exists(saved_vocab):
             raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
         kind, _, folder = self.data.source.partition(":")
@@ -295,9 +265,8 @@ class StreamedTask(Task[TokenizerT]):
         )
 
     def _open_prepared(self, folder: epath.Path, saved_vocab: epath.PathLike | None) -> Corpus[TokenizerT]:
-        """The examples of a prepared folder, read on demand. Raises UserError where the folder is
-        unfinished or damaged, its examples or vocabulary are not those of the config or the run, or
-        the config sets what the preparation has decided.
+        """A prepared folder, read on demand. Raises UserError where it is unfinished, damaged or of
+        another config or run, or the config sets what the preparation has decided.
         """
         for name in _USED_BY_PREPARATION:
             if value := getattr(self.data, name, ""):

@@ -11,7 +11,7 @@ from mhsh.config.entries import SOURCES
 from mhsh.config.registry import WITH
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
-from mhsh.data.synthetic_documents import copying, recall
+from mhsh.data.synthetic import copying, recall
 from mhsh.data.text_documents import BLANKS, read_jsonl, read_lines, read_text, read_whole_files
 from mhsh.data.text_files import matching_files, with_field
 from mhsh.data.tfds import open_split
@@ -20,12 +20,12 @@ from mhsh.errors import UserError, closest
 Documents = Callable[[str], Iterable[str]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Source:
     """A kind of source: data.source = NAME:ARGUMENT, or NAME alone where it takes no argument."""
 
     name: str
-    argument: str = ""  # its form, such as GLOB[:COLUMN]; empty: it takes none
+    argument: str  # its form, such as GLOB[:COLUMN]; empty: it takes none
     reads: str  # what it reads, in a few words
     document: str  # what a document is
     # Called with the argument. It returns the documents in a fixed order, read lazily, the same in
@@ -44,76 +44,27 @@ def _refuse_rows(folder: str) -> Iterator[str]:
     raise UserError(f"data.source = {'arrayrecord:' + folder!r} holds rows, not documents; mhsh train reads them")
 
 
-_SHIPPED = (
-    Source(
-        name="text",
-        argument="GLOB|DIR",
-        reads="text files",
-        document="the lines up to a blank line",
-        documents=read_text,
-        in_folder="*",
-    ),
-    Source(name="lines", argument="GLOB|DIR", reads="text files", document="a line", documents=read_lines, in_folder="*"),
-    Source(name="files", argument="GLOB|DIR", reads="text files", document="a file", documents=read_whole_files, in_folder="*"),
-    Source(
-        name="jsonl",
-        argument="GLOB|DIR[:FIELD]",
-        reads="lines of JSON",
-        document="the field `text` of a line, or another (`a.b`: b in a)",
-        documents=read_jsonl,
-        in_folder="*.json*",
-    ),
-    Source(
-        name="parquet",
-        argument="GLOB|DIR[:COLUMN]",
-        reads="Parquet files",
-        document="the column `text` of a row, or another (`a.b`: b in a)",
-        documents=read_parquet,
-        in_folder="*.parquet",
-    ),
-    Source(
-        name="arrow",
-        argument="DIR[:COLUMN]",
-        reads="a data set that `save_to_disk` of Hugging Face wrote",
-        document="the column `text` of a row, or another (`a.b`: b in a)",
-        documents=read_arrow,
-    ),
-    Source(
-        name="tfds",
-        argument="NAME[:SPLIT]",
-        reads="a data set that TensorFlow Datasets has prepared",
-        document="the feature `text` of a record",
-        documents=lambda name: (record["text"] for record in open_split(name).records("text")),
-    ),
-    Source(
-        name="arrayrecord",
-        argument="DIR",
-        reads="rows that `mhsh prepare` made",
-        document="what it was when they were made",
-        documents=_refuse_rows,
-    ),
-    Source(
-        name="stdlib",
-        reads="the manual and the docstrings of the Python that runs, 2 MB of English",
-        document="a topic, or a module",
-        documents=lambda _: read_stdlib(),
-    ),
-    Source(
-        name="recall",
-        argument="KEYS",
-        reads="nothing: it draws keys, and asks for so many at once",
-        document="keys with their digits, then questions with answers",
-        documents=recall,
-    ),
-    Source(
-        name="copying",
-        argument="LETTERS",
-        reads="nothing: it draws so many letters",
-        document="the letters, again and again",
-        documents=copying,
-    ),
-)
-for _source in _SHIPPED:
+def _of_tfds(name: str) -> Iterator[str]:
+    return (record["text"] for record in open_split(name).records("text"))
+
+
+_COLUMN = "the column `text` of a row, or another (`a.b`: b in a)"
+_FIELD = "the field `text` of a line, or another (`a.b`: b in a)"
+_MANUAL = "the manual and the docstrings of the Python that runs, 2 MB of English"
+_ANSWERS = "keys with their digits, then questions with answers"
+for _source in (
+    Source("text", "GLOB|DIR", "text files", "the lines up to a blank line", read_text, "*"),
+    Source("lines", "GLOB|DIR", "text files", "a line", read_lines, "*"),
+    Source("files", "GLOB|DIR", "text files", "a file", read_whole_files, "*"),
+    Source("jsonl", "GLOB|DIR[:FIELD]", "lines of JSON", _FIELD, read_jsonl, "*.json*"),
+    Source("parquet", "GLOB|DIR[:COLUMN]", "Parquet files", _COLUMN, read_parquet, "*.parquet"),
+    Source("arrow", "DIR[:COLUMN]", "a data set that `save_to_disk` of Hugging Face wrote", _COLUMN, read_arrow),
+    Source("tfds", "NAME[:SPLIT]", "a data set that TensorFlow Datasets has prepared", "the feature `text` of a record", _of_tfds),
+    Source("arrayrecord", "DIR", "rows that `mhsh prepare` made", "what it was when they were made", _refuse_rows),
+    Source("stdlib", "", _MANUAL, "a topic, or a module", lambda _: read_stdlib()),
+    Source("recall", "KEYS", "nothing: it draws keys, and asks for so many at once", _ANSWERS, recall),
+    Source("copying", "LETTERS", "nothing: it draws so many letters", "the letters, again and again", copying),
+):
     SOURCES.add(_source.name, _source, _source.documents)
 
 
@@ -123,7 +74,7 @@ def add_source(name: str, *, argument: str = "", reads: str, document: str) -> C
     """
 
     def add(read: Documents) -> Documents:
-        SOURCES.add(name, Source(name=name, argument=argument, reads=reads, document=document, documents=read), read)
+        SOURCES.add(name, Source(name, argument, reads, document, read), read)
         return read
 
     return add

@@ -48,9 +48,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
         return self.fitting(tokenizer, f"the vocabulary {path}", "name the one that the encoder was pre-trained with")
 
     def tokenizer(self, saved_vocab: epath.PathLike | None) -> WordPieceTokenizer:
-        """The vocabulary of the run, where it has one, or else of data.vocab_path. Raises UserError
-        where there is neither, too.
-        """
+        """The vocabulary of the run, where it has one, or else of data.vocab_path."""
         path = saved_vocab if saved_vocab is not None else self.data.vocab_path
         if not path:
             raise UserError("data.vocab_path is empty; name the vocab.txt that the encoder was pre-trained with")
@@ -65,9 +63,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
         return make
 
     def unknown_characters(self, tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[str, float]:
-        """The share of unknown characters in the first thousands of the training texts. Raises
-        UserError where it is half of them or more.
-        """
+        """The share of unknown characters in the first training texts, which must be below half."""
         sample = texts[:_TEXTS_LOOKED_AT]
         counted = count_unknown(sample, tokenizer.encode_batch(sample), tokenizer)
         check_known(counted, f"data.source = {self.data.source!r}", "take a run that was pre-trained on such text")
@@ -88,9 +84,8 @@ class FineTuningTask(Task[WordPieceTokenizer]):
 def assemble(
     first: Sequence[Tokens], second: Sequence[Tokens] | None, tokenizer: Tokenizer, model: ModelConfig, length: int
 ) -> Examples:
-    """Examples [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there is a `second`. Token types are
-    those of pre-training; padding is 0. Raises ValueError where an example has more than `length`
-    tokens. Raises UserError where there are pairs, and the model has one token type.
+    """Examples [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there is a `second`. Raises ValueError
+    where one has more than `length` tokens, UserError where a pair has a model of one token type.
     """
     if second is not None and model.num_token_types == 1:
         raise UserError(
@@ -304,9 +299,7 @@ def _window_bounds(tokens: int, room: int, stride: int) -> Iterator[tuple[int, i
 
 
 def _best_window(tokens: int, bounds: Sequence[tuple[int, int]]) -> Int32[np.ndarray, " tokens"]:
-    """For each context token, the window with the most context around it: the smaller of the two
-    sides counts. Of equals, the first.
-    """
+    """For each context token, the first window with the most context on its smaller side."""
     positions = np.arange(tokens)
     around = np.full((len(bounds), tokens), -1.0)
     for number, (start, stop) in enumerate(bounds):

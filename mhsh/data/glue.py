@@ -21,16 +21,17 @@ _TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
 _SUBMISSION_HEADER = "index\tprediction"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class GlueTask:
     """The reading of a task's examples, and the scoring and writing of its predictions."""
 
     name: str  # in TFDS
     folder: str  # in GLUE's own download
     texts: tuple[str, ...]  # the columns of the one or two sentences
-    features: tuple[str, ...] = ()  # the same in TFDS, where they have other names
-    label_column: str = "label"
     label_names: tuple[str, ...]  # class k is label_names[k]; () for a regression
+    _: dataclasses.KW_ONLY
+    features: tuple[str, ...] = ()  # `texts` in TFDS, where they have other names
+    label_column: str = "label"
     written_labels: tuple[str, ...] = ("0", "1")  # class k in files and submissions
     metrics: tuple[str, ...] = ("accuracy",)  # functions of mhsh.evaluation.glue
     # The evaluation sets on which GLUE publishes results: the split in TFDS, the file with labels.
@@ -63,56 +64,49 @@ _F1 = ("f1", "accuracy")
 # set (AX) is read as a test set of MNLI, and predictions for it are written as one.
 _TASKS = (
     GlueTask(
-        name="cola",
-        folder="CoLA",
-        texts=("sentence",),
-        label_names=("unacceptable", "acceptable"),
+        "cola",
+        "CoLA",
+        ("sentence",),
+        ("unacceptable", "acceptable"),
         metrics=("matthews",),
         headerless=(("source", "label", "mark", "sentence"),),
     ),
-    GlueTask(name="sst2", folder="SST-2", texts=("sentence",), label_names=("negative", "positive")),
+    GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
     GlueTask(
-        name="mrpc",
-        folder="MRPC",
-        texts=("#1 String", "#2 String"),
+        "mrpc",
+        "MRPC",
+        ("#1 String", "#2 String"),
+        ("not_equivalent", "equivalent"),
         features=_SENTENCES,
         label_column="Quality",
-        label_names=("not_equivalent", "equivalent"),
         metrics=_F1,
     ),
     GlueTask(
-        name="stsb",
-        folder="STS-B",
-        texts=_SENTENCES,
+        "stsb",
+        "STS-B",
+        _SENTENCES,
+        (),
         label_column="score",
-        label_names=(),
         written_labels=(),
         metrics=("pearson", "spearman"),
         # The STS benchmark's own files, which have the labels of GLUE's test set.
         headerless=(_STS_BENCHMARK, (*_STS_BENCHMARK, "source1", "source2")),
     ),
+    GlueTask("qqp", "QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), label_column="is_duplicate", metrics=_F1),
     GlueTask(
-        name="qqp",
-        folder="QQP",
-        texts=("question1", "question2"),
-        label_column="is_duplicate",
-        label_names=("not_duplicate", "duplicate"),
-        metrics=_F1,
-    ),
-    GlueTask(
-        name="mnli",
-        folder="MNLI",
-        texts=_SENTENCES,
+        "mnli",
+        "MNLI",
+        _SENTENCES,
+        _NLI,
         features=("premise", "hypothesis"),
         label_column="gold_label",
-        label_names=_NLI,
         written_labels=_NLI,
         evaluation_files=(("validation_matched", "dev_matched.tsv"), ("validation_mismatched", "dev_mismatched.tsv")),
     ),
-    GlueTask(name="qnli", folder="QNLI", texts=("question", "sentence"), label_names=_ENTAILMENT, written_labels=_ENTAILMENT),
-    GlueTask(name="rte", folder="RTE", texts=_SENTENCES, label_names=_ENTAILMENT, written_labels=_ENTAILMENT),
+    GlueTask("qnli", "QNLI", ("question", "sentence"), _ENTAILMENT, written_labels=_ENTAILMENT),
+    GlueTask("rte", "RTE", _SENTENCES, _ENTAILMENT, written_labels=_ENTAILMENT),
     # The classes of WNLI are in the opposite order to those of QNLI and RTE.
-    GlueTask(name="wnli", folder="WNLI", texts=_SENTENCES, label_names=_ENTAILMENT[::-1]),
+    GlueTask("wnli", "WNLI", _SENTENCES, _ENTAILMENT[::-1]),
 )
 GLUE_TASKS = {task.name: task for task in _TASKS}
 
@@ -126,11 +120,8 @@ def find_task(name: str) -> GlueTask:
 
 
 def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
-    """The training examples and those of every evaluation set, by name. All have labels.
-
-    Sources:
-      tsv:DIR: GLUE's original files, in a folder a task.
-      tfds:glue, tfds:glue:VERSION: the data set glue/TASK that TFDS has prepared.
+    """The training examples and those of every evaluation set by name, with labels, of tsv:DIR
+    (GLUE's original files, in a folder a task) or tfds:glue[:VERSION] (glue/TASK, as prepared).
     """
     files = {"train": "train.tsv", **dict(task.evaluation_files)}
     splits: dict[str, Sequence[GlueExample]]
@@ -258,11 +249,9 @@ def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExampl
 
 
 def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExample]) -> tuple[int | float, ...]:
-    """The class or score for each example, from a file in the form that GLUE's server takes.
-
-    The form is a header and one line `index<TAB>prediction` per example. A class may be written by
-    its name or by its number. Raises UserError where the file has another form, or the indices are
-    not those of the examples, in order.
+    """The class or score for each example, from a file in the form that GLUE's server takes: a
+    header and a line `index<TAB>prediction` per example, in order. A class may be written by its
+    name or by its number. Raises UserError where the file has another form.
     """
     lines = read_lines(str(path))
     if not lines or lines[0] != _SUBMISSION_HEADER:
@@ -285,9 +274,7 @@ def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExa
 
 
 def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], predictions: Sequence[int | float]) -> None:
-    """Writes a new file that GLUE's server, and `read_submission`, take.
-
-    Scores are clipped to the range 0 to MAX_SCORE; a regression may predict values outside. Raises
+    """Writes a new file that GLUE's server takes, with scores clipped to 0 to MAX_SCORE. Raises
     UserError where a score is not finite, or the file exists or cannot be written.
     """
     lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]

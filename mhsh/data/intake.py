@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from mhsh.storage.questions import exists, is_dir
 from mhsh.text import count, format_names
 
 HEAD_CHARACTERS, SAMPLE_CHARACTERS = 1 << 21, 1 << 25  # read for the head of a command, and for `mhsh inspect`
-_FILES_LOOKED_AT = 100
+_FILES_LOOKED_AT = _LINES_LOOKED_AT = 100
 # A median document of fewer characters than this is a line or a title rather than a text.
 _SHORT_DOCUMENT = 40
 
@@ -27,7 +28,7 @@ _SHORT_DOCUMENT = 40
 _NO_PROSE = {
     "JSON": (r"\{\s*\"|\[\s*[\"{]", "write an object a line, and read a field of it with jsonl:"),
     "XML or HTML": (r"<[!?/\w][^<]*>", "take the tags out first"),
-    "a table": (r"[^\n\t]*\t[^\n\t]*\t", "write the column that is text to a file of its own"),
+    "a table": (r"[^\n\t]*\t[^\n\t]*\t|\w+(,\w+)+(\n|$)", "write the column that is text to a file of its own"),
 }
 
 
@@ -112,8 +113,11 @@ def source_for(path: str) -> str:
     if form:
         remedy = f"name the texts alone, such as 'text:{path}/**/*.txt'" if is_dir(where) else "unpack it, or write its text out"
         raise UserError(f"{first} is {form}, which no source reads; {remedy}")
-    field = text_field(next(text_lines(first), ""))
-    return f"text:{path}" if field is None else f"jsonl:{path}" if field == "text" else f"jsonl:{path}:{field}"
+    fields = [text_field(line) for line in itertools.islice(text_lines(first), _LINES_LOOKED_AT)]
+    if not fields or fields[0] is None:
+        return f"text:{path}"
+    field = next(filter(None, fields), "text")
+    return f"jsonl:{path}" if field == "text" else f"jsonl:{path}:{field}"
 
 
 def _in_words(paths: list[epath.Path]) -> str:

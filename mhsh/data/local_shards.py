@@ -39,9 +39,7 @@ _T = TypeVar("_T")
 
 
 def open_table(folder: epath.Path) -> StoredTable:
-    """The examples in a folder, local or in a bucket, after every shard has been compared. Raises
-    UserError as `local_copy` and `verify_once`.
-    """
+    """The examples in a folder, local or in a bucket, after every shard has been compared."""
     table = StoredTable(local_copy(folder))
     verify_once(table.folder, table.shards)
     return table
@@ -107,9 +105,7 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
 
 
 def verify(folder: Path | epath.Path) -> None:
-    """Reads every byte of the shards in a folder or a bucket. Raises UserError, naming the first
-    shard whose SHA-256 differs from the index.
-    """
+    """Reads every byte. Raises UserError, with the first shard whose SHA-256 is not the index's."""
     try:
         _in_threads(lambda shard: check_shard(folder / shard.name, shard), shards_of(read_index(folder)))
     except OSError as error:
@@ -170,9 +166,7 @@ def _reason(error: OSError) -> str:
 
 @contextlib.contextmanager
 def _compared(folder: Path) -> Iterator[dict[str, Any]]:
-    """The states that the shards of `folder` had when they were compared, by name; what is added
-    inside the `with` is kept.
-    """
+    """The states of the compared shards by name; what is added inside the `with` is kept."""
     kept = cache_folder() / "verified" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     try:
         make_folder(kept)

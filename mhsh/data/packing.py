@@ -37,16 +37,11 @@ _TEXTS_AT_ONCE = 4096
 
 
 def sentences(document: str, language: str = "en") -> list[str]:
-    """The sentences of a document with one paragraph a line. A sentence ends at the end of its line
-    at the latest.
+    """The sentences of a document with one paragraph a line, whose end ends a sentence too.
 
-    The splitter is Wikimedia's sentencex, a library that needs no model and no download. Nothing is
-    lost: the sentences joined together are the document again. White space stays with the sentence
-    before it. (WordPiece drops it; bytes keep it.)
-
-    Args:
-      document: lines ended by "\\n" only.
-      language: the ISO 639-1 code, for the abbreviations that the splitter knows.
+    The splitter is Wikimedia's sentencex, which needs no model and no download and knows the
+    abbreviations of a `language` (ISO 639-1). Nothing is lost: the sentences joined together are
+    the document again. White space stays with the sentence before it.
     """
     cut: list[str] = []
     for line in re.findall(r"[^\n]*\n|[^\n]+", document):
@@ -131,9 +126,8 @@ class Packing:
 
 
 def split_limit(model: ModelConfig, data: DataConfig) -> int:
-    """The most tokens of a sentence. Longer ones are cut, so that an example holds any sentence, or
-    any two with next_sentence. Raises UserError where data.sequence_length has no room for the
-    specials and a token of each segment.
+    """The most tokens of a sentence: an example holds any, or any two with next_sentence. Raises
+    UserError where data.sequence_length has no room for the specials and a token of each.
     """
     smallest = 5 if model.next_sentence else 3
     if data.sequence_length < smallest:
@@ -159,12 +153,9 @@ def pack(
       of the stream from those before, so every token but the first is a target once. The end that
       fills no example is dropped and counted.
 
-    Args:
-      documents: for mlm split into sentences; for clm any pieces, which are put together again.
-      rng: draws where pairs are split and which are random. The other layouts do not use it.
-
-    Raises UserError where the rows are too short for the specials, or there is a single document
-    with next_sentence.
+    `documents` are split into sentences for mlm; for clm into any pieces. `rng` draws where pairs
+    are split and which are random. Raises UserError where the rows are too short for the specials,
+    or there is a single document with next_sentence.
     """
     length = data.sequence_length
     if model.objective == "clm":
@@ -178,14 +169,9 @@ def pack(
 
 
 def full_examples(packed: Examples, model: ModelConfig) -> Examples:
-    """The arrays of a batch that follow from packed examples alone, all int32.
-
-    Returns:
-      inputs, inputs_position, inputs_segmentation [R,T]: the last two are 0 in padding, and
-        segmentation is 1 elsewhere.
-      token_types [R,T], where the model has them: 0 up to the first [SEP], then 1; 0 in padding.
-      next_sentence [R], where the examples have it.
-      targets [R,T], for clm.
+    """The arrays of a batch that follow from packed examples alone, all int32: inputs,
+    inputs_position, inputs_segmentation [R,T] (0 in padding, else 1), targets [R,T] for clm, and
+    where there are such, next_sentence [R] and token_types [R,T] (0 up to the first [SEP], then 1).
     """
     tokens = packed["tokens"].astype(np.int32)
     if model.objective == "clm":
@@ -223,8 +209,8 @@ def _stream_examples(documents: TokenDocuments, tokenizer: Tokenizer, length: in
 
 
 def _plan_segments(documents: TokenDocuments, room: int) -> Int64[np.ndarray, "R 4"]:
-    """As many whole sentences an example as fit into `room` tokens, document by document. Each has
-    the first token and the end of A, and an empty B.
+    """The first token and the end of A, and an empty B, of each example: as many whole sentences of
+    a document as fit into `room` tokens.
     """
     bounds = documents.sentence_bounds
     spans: list[tuple[int, int]] = []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from etils import epath
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data import synthetic_pairs, tfds
+from mhsh.data import synthetic, tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
 
@@ -30,15 +30,11 @@ def read_pairs(source: str) -> Iterator[Pair]:
     """The pairs of a source, unchanged, in a fixed order, read on demand.
 
     Sources:
-      numbers, numbers:COUNT: COUNT (100,000) training pairs of English and German number words; see
-        synthetic_pairs.py.
-      text:SOURCE_GLOB,TARGET_GLOB: files, plain or compressed, UTF-8, one sentence a line, lines
-        ended by "\\n" only. The files of both globs are sorted and paired in this order; line n
-        translates line n.
+      numbers, numbers:COUNT: COUNT (100,000) training pairs of number words; see synthetic.py.
+      text:SOURCE_GLOB,TARGET_GLOB: files, sorted and paired; line n translates line n.
       tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.
 
-    Raises UserError where something is wrong with the source. Errors inside a file are raised when
-    the reading gets there.
+    Raises UserError where something is wrong; inside a file, when the reading gets there.
     """
     kind, _, rest = source.partition(":")
     if kind == "numbers":
@@ -56,36 +52,29 @@ def read_pairs(source: str) -> Iterator[Pair]:
 
 
 def validation_pairs(data: TranslationDataConfig) -> Iterator[Pair] | None:
-    """The pairs of data.validation_source, or the held-out numbers of `numbers`.
-
-    None: validation has no pairs of its own, and data.validation_fraction of data.source is held
-    out.
-    """
+    """The pairs that validation has of its own, of data.validation_source or held-out numbers."""
     if data.validation_source:
         return read_pairs(data.validation_source)
     if data.source.partition(":")[0] == "numbers":
-        return (Pair(*pair) for pair in synthetic_pairs.held_out_pairs())
+        return (Pair(*pair) for pair in synthetic.held_out_pairs())
     return None
 
 
 def clean_text(text: str) -> str:
     """The text without control characters, in Unicode's composed form (NFC), and with one space for
-    every run of white space.
-
-    Cleaning a clean text changes nothing. Encoding and decoding it with a tokenizer of mhsh gives
-    it back exactly.
+    every run of white space. A tokenizer of mhsh gives it back exactly.
     """
     return " ".join(unicodedata.normalize("NFC", text.translate(_CONTROLS)).split())
 
 
 def _number_pairs(source: str, count: str) -> Iterator[Pair]:
     if source == "numbers":
-        wanted = synthetic_pairs.PAIRS_PER_EPOCH
+        wanted = synthetic.PAIRS_PER_EPOCH
     elif count.isdecimal() and int(count) > 0:
         wanted = int(count)
     else:
         raise UserError(f"{source!r}: {count!r} is not a number of pairs; write numbers, or for example numbers:50000")
-    return (Pair(*pair) for pair in synthetic_pairs.training_pairs(wanted))
+    return (Pair(*pair) for pair in synthetic.training_pairs(wanted))
 
 
 def _text_pairs(source: str, source_glob: str, target_glob: str) -> Iterator[Pair]:

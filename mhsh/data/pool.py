@@ -29,9 +29,9 @@ Done = Callable[[int], None]  # called with the number of each finished chunk, i
 def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> None:
     """Runs `work` on every chunk: here if `workers` is 1, else in that many new processes.
 
-    The processes are spawned, never forked, because the threads of libraries do not survive a fork.
-    They end with this call, or with this process, however it ends. Raises the error of the first
-    chunk that failed, such as a full disk, or UserError where a worker process was killed.
+    They are spawned, as the threads of libraries do not survive a fork, and end with this call, or
+    with this process, however it ends. Raises the error of the first chunk that failed, or
+    UserError where a worker process was killed.
     """
     if workers == 1:
         for chunk in chunks:
@@ -59,12 +59,8 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
 
 
 def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
-    """Runs `work` on every chunk on an Apache Beam runner, whose workers must see the same files
-    under the same paths.
-
-    Args:
-      options: Beam's pipeline options as on a command line, such as "--runner=FlinkRunner
-        --parallelism=64"; empty: Beam's defaults.
+    """Runs `work` on every chunk on an Apache Beam runner, with options as on a command line. Its
+    workers must see the same files under the same paths.
     """
     try:
         beam: Any = importlib.import_module("apache_beam")
@@ -86,10 +82,8 @@ def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that are started inside the `with` never see Ctrl-C.
-
-    Ctrl-C reaches all processes of a terminal, and only this one is to handle it. A blocked signal
-    stays blocked in a new process from its first moment.
+    """Processes that are started inside the `with` never see Ctrl-C, which only this one handles: a
+    blocked signal stays blocked in a new process from its first moment.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import shutil
 import socket
@@ -37,6 +36,7 @@ from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
     clear_notes,
+    digest_of,
     finished_shard,
     read_index,
     write_index,
@@ -61,15 +61,11 @@ RunChunks = Callable[[Callable[[int], None], range], None]
 
 
 def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
-    """Makes `out` hold the examples of a task, and keeps what is there already.
+    """Makes `out` hold the examples of a task, and keeps what is there already. Returns what was
+    read and left out, and the counts of each split under its name.
 
     The bytes depend on `task`, its source and `per_shard` (items a shard) alone. Where `out` is in
-    a bucket, the examples are made in a folder of the cache, which resumes after a kill, and
-    uploaded when they are complete. Another machine starts again and writes the same bytes.
-
-    Returns:
-      what was read and left out, and the counts of each split under its name.
-
+    a bucket, the examples are made in a folder of the cache, and uploaded when they are complete.
     Raises UserError where something is wrong with the source, the vocabulary or the bucket; `out`
     belongs to another job, or its files are damaged.
     """
@@ -80,7 +76,7 @@ def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: R
     if not is_remote(out):
         return _prepare_folder(task, Path(out), job, per_shard, run, log)
     target = epath.Path(out)
-    work = cache_folder() / "prepare" / _digest(job | {"out": str(target)})
+    work = cache_folder() / "prepare" / digest_of(job | {"out": str(target)})
     with _claimed(target, job):
         if names_in(target).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
             _check_finished(target, task, log)
@@ -105,7 +101,7 @@ def _prepare_folder(
         else:
             staged = _stage(out, task, per_shard, log)
             tokenizer = _tokenizer(out, task, staged, log)
-            work = EncodeChunk(out, task, staged.chunks, _digest({**job, "tokenizer": tokenizer.fingerprint}))
+            work = EncodeChunk(out, task, staged.chunks, digest_of({**job, "tokenizer": tokenizer.fingerprint}))
             log(f"encoding {len(staged.chunks)} chunks with {tokenizer.vocab_size} tokens")
             run(work, range(len(staged.chunks)))
             _write_indices(work, staged, tokenizer)
@@ -184,10 +180,6 @@ def _hashed(stream: Iterable[Item], digest: Any) -> Iterator[Item]:
         yield item
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 @dataclasses.dataclass(frozen=True)
 class Chunk:
     """One file of items."""
@@ -235,9 +227,8 @@ def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Stag
 def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged:
     """Reads and splits the source, and writes the chunks into the empty `folder`.
 
-    Memory holds one chunk of each split at a time, and eight bytes of each item. The last chunk of
-    a split may have up to `task.min_items` - 1 items more than the others. Raises UserError where
-    something is wrong with the source, or a split with too few items.
+    Memory holds one chunk of each split, and eight bytes of each item. The last chunk of a split
+    may have up to `task.min_items` - 1 items more than the others.
     """
     digest = hashlib.sha256()
     counts = dict.fromkeys(task.counted, 0)
@@ -279,9 +270,7 @@ def read_chunk(folder: Path, chunk: Chunk) -> list[Item]:
 
 
 class _TrainingTexts:
-    """The texts of the training chunks, with one chunk in memory at a time. It can be iterated over
-    again.
-    """
+    """The texts of the training chunks, one chunk in memory at a time; iterated over repeatedly."""
 
     def __init__(self, folder: Path, chunks: Sequence[Chunk]) -> None:
         self._folder, self._chunks = folder, [chunk for chunk in chunks if chunk.split == TRAIN]
@@ -327,7 +316,7 @@ class EncodeChunk:
         return finished_shard(self.out / chunk.split, chunk.number, self._job_of(chunk))
 
     def _job_of(self, chunk: Chunk) -> str:
-        return _digest({"job": self.job, "chunk": chunk.sha256})
+        return digest_of({"job": self.job, "chunk": chunk.sha256})
 
 
 def _write_indices(work: EncodeChunk, staged: Staged, tokenizer: Any) -> None:

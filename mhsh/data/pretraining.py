@@ -20,15 +20,7 @@ from mhsh.data.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
 from mhsh.data.tables import TRAIN, Examples, entropy_of_counts
-from mhsh.data.wordpiece import (
-    ByteTokenizer,
-    Tokenizer,
-    check_known,
-    load_wordpiece,
-    read_vocab,
-    train_wordpiece,
-    unknown_fraction,
-)
+from mhsh.data.wordpiece import ByteTokenizer, Tokenizer, check_known, load_wordpiece, read_vocab, train_wordpiece, unknown_fraction
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import WORDPIECE_FILE
 
@@ -61,18 +53,15 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         return 2 if self.model.next_sentence else 1
 
     def job(self) -> dict[str, Any]:
+        recorded = SOURCES.record(self.data.source.partition(":")[0])
         return {
             "sentencex": importlib.metadata.version("sentencex"),
             "model.objective": self.model.objective,
             "model.next_sentence": self.model.next_sentence,
-            **self._source_file(),
+            # The content of the file that a user's own source is from.
+            **({"data.source.sha256": recorded[0]["sha256"]} if recorded else {}),
             **super().job(),
         }
-
-    def _source_file(self) -> dict[str, str]:
-        """The content of the file that a user's own source is from; empty for mhsh's own."""
-        recorded = SOURCES.record(self.data.source.partition(":")[0])
-        return {"data.source.sha256": recorded[0]["sha256"]} if recorded else {}
 
     def layout(self) -> dict[str, Any]:
         return {
@@ -167,9 +156,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
 
     def batch_maker(self, tokenizer: Tokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
-        """Batches whose masking depends on data.seed, the numbers of the examples and the epoch
-        alone. It is drawn anew in every epoch.
-        """
+        """The masking depends on data.seed, the examples' numbers and the epoch alone."""
         masking_seed = derived_seed(self.data.seed, MASKING if split == TRAIN else VALIDATION_MASKING)
         rule = MaskingRule.of(tokenizer, self.data)
 

@@ -13,10 +13,11 @@ import errno
 import hashlib
 import json
 import os
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -25,14 +26,20 @@ from etils import epath
 from jaxtyping import Int64
 from msgspec import Meta
 
-from mhsh.data.array_record import LARGEST, check_unpacked
 from mhsh.data.tables import Examples, ExampleTable, num_examples
 from mhsh.errors import UserError
+from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
 from mhsh.storage.questions import exists
 
 INDEX_FILE = "index.json"
+LARGEST = 1 << 26  # bytes of a record
 _FORMAT = 2
+# A file is a sequence of blocks. Each begins with a header, and the chunks are in what follows,
+# across blocks. A chunk has a header, too: hash, bytes, hash, kind with records, bytes unpacked.
+# Source: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md
+_BLOCK, _BLOCK_HEADER = 1 << 16, 24
+_CHUNK_HEADER = struct.Struct("<5Q")
 # One record a chunk, so that an example is read without its neighbours. One thread a writer, as
 # there are many workers already.
 _WRITER_OPTIONS = "group_size:1,max_parallelism:1"
@@ -111,15 +118,9 @@ class _Index(msgspec.Struct):
 
 
 def write_shard(folder: Path, number: int, examples: Examples, compression: str, job: str, note: Mapping[str, Any]) -> Shard:
-    """Writes shard `number` of `folder` and its note. After a kill it is whole or written again.
-
-    Equal examples give equal bytes. Several processes may write different shards, or the same one,
-    at the same time.
-
-    Args:
-      compression: ZSTD or UNCOMPRESSED.
-      job: identifies all that decides the bytes; `finished_shard` compares it.
-      note: numbers about the shard, kept until the index is written.
+    """Writes shard `number` of `folder`, and a note with `job`, which identifies all that decides
+    the bytes, and `note`, kept until the index is written. After a kill it is whole or written
+    again. Equal examples give equal bytes; several processes may write the same shard.
     """
     path, count = folder / shard_name(number), num_examples(examples)
     fields = {name: str(values.dtype.newbyteorder("<").str) for name, values in examples.items()}
@@ -152,10 +153,8 @@ def finished_shard(folder: Path, number: int, job: str) -> tuple[Shard, dict[str
 
 
 def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) -> str:
-    """Writes index.json with all shards and `meta` (plain JSON values), then removes the notes.
-
-    Returns the fingerprint: SHA-256, in hex, over all of the index, which has the hash of every
-    shard.
+    """Writes index.json with all shards and `meta` (plain JSON), and removes the notes. Returns the
+    fingerprint: SHA-256, in hex, over all of the index, which has the hash of every shard.
     """
     content = {
         "format": _FORMAT,
@@ -167,7 +166,7 @@ def write_index(folder: Path, shards: Sequence[Shard], meta: Mapping[str, Any]) 
     arrays = [(shard.fields, group.shapes) for shard in shards for group in shard.groups]
     if any(one != arrays[0] for one in arrays):
         raise ValueError(f"the shards of {folder} differ in their arrays")
-    fingerprint = _fingerprint(content)
+    fingerprint = digest_of(content)
     write_json(folder / INDEX_FILE, {"fingerprint": fingerprint} | content)
     clear_notes(folder)
     return fingerprint
@@ -271,7 +270,7 @@ def read_index(folder: epath.Path | Path) -> dict[str, Any]:
     try:
         index = read_object(path)
         content = {key: value for key, value in index.items() if key != "fingerprint"}
-        if index["fingerprint"] != _fingerprint(content):
+        if index["fingerprint"] != digest_of(content):
             raise ValueError("it does not match its own fingerprint")
         if index["format"] != _FORMAT:
             raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
@@ -288,18 +287,14 @@ def shards_of(index: Mapping[str, Any]) -> list[Shard]:
     return [msgspec.convert({**entry, "fields": index["fields"]}, Shard) for entry in index["shards"]]
 
 
-def _fingerprint(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, over plain JSON, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_shard(path: Path | epath.Path, shard: Shard, origin: epath.Path | None = None) -> None:
-    """Reads a shard, here or in a bucket.
-
-    Args:
-      origin: the file that the one at `path` is a copy of, for the error.
-
-    Raises UserError where its SHA-256 differs from the index, or a few bytes of it unpack to many.
-    Raises OSError where it cannot be read.
+    """Reads a shard, here or in a bucket. Raises UserError, with the `origin` of a copy, where its
+    SHA-256 differs from the index, or a few bytes of it unpack to many.
     """
     if _sha256_of(path) != shard.sha256:
         raise UserError(f"{origin or path} is damaged: its SHA-256 is not that of the index; {REMEDY}")
@@ -309,3 +304,29 @@ def check_shard(path: Path | epath.Path, shard: Shard, origin: epath.Path | None
 def _sha256_of(path: Path | epath.Path) -> str:
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type] (opened for reading)
+
+
+def check_unpacked(path: epath.PathLike) -> None:
+    """The library unpacks a chunk of ArrayRecord, whatever its size. Raises UserError where a
+    chunk of a file says that it unpacks to more than a record may have, and to more than the file.
+    A file in a bucket is not looked at: it is copied first.
+    """
+    if is_remote(path):
+        return
+    with opened(path) as file:
+        at, size = 0, file.seek(0, 2)
+        while at < size and len(header := _read(file, at, _CHUNK_HEADER.size)) == _CHUNK_HEADER.size:
+            _, length, _, _, unpacked = _CHUNK_HEADER.unpack(header)
+            if unpacked > max(LARGEST, size):
+                raise UserError(
+                    f"{path} has a record of {unpacked >> 20} MiB, more than the {LARGEST >> 20} of any; prepare it again"
+                )
+            at += _CHUNK_HEADER.size + length
+
+
+def _read(file: IO[bytes], at: int, count: int) -> bytes:
+    """Bytes of the chunks, `at` counted without the headers of blocks."""
+    block, offset = divmod(at, _BLOCK - _BLOCK_HEADER)
+    file.seek(block * _BLOCK + _BLOCK_HEADER + offset)
+    content = file.read(min(count, _BLOCK - _BLOCK_HEADER - offset))
+    return content if len(content) == count or not content else content + _read(file, at + len(content), count - len(content))

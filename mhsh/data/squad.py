@@ -49,10 +49,7 @@ class SquadData:
 
 def read_questions(source: str, field: str) -> SquadData:
     """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's
-    features that TFDS has prepared.
-
-    Args:
-      field: the config field that names the source, for the error.
+    features that TFDS has prepared. Errors name the config's `field`.
     """
     kind, _, rest = source.partition(":")
     if kind == "json" and rest:
@@ -66,14 +63,12 @@ def read_questions(source: str, field: str) -> SquadData:
 
 
 def read_squad(path: str | Path) -> SquadData:
-    """The questions of a file (JSON, perhaps compressed). Raises UserError, also as in `_parse`."""
+    """The questions of a file (JSON, perhaps compressed)."""
     return _parse(str(path), _read_json(path))
 
 
 def read_prepared_squad(name: str) -> SquadData:
-    """The questions of DATASET[:SPLIT], such as squad/v2.0:3.0.0:train[:10%], in the order of its
-    files (shuffled). Raises UserError as in `open_split`, `PreparedSplit.records` and `_parse`.
-    """
+    """The questions of DATASET[:SPLIT], such as squad/v2.0:3.0.0:train[:10%], as TFDS shuffled."""
     split = open_split(name)
     features = [*_TFDS_FEATURES, _TFDS_IS_IMPOSSIBLE] if _TFDS_IS_IMPOSSIBLE in split.features else _TFDS_FEATURES
     return _parse(f"tfds:{name}", {"data": [_article(record) for record in split.records(*features)]})
@@ -111,10 +106,8 @@ class _File(msgspec.Struct):
 
 
 def _parse(source: str, content: dict[str, Any]) -> SquadData:
-    """The questions in the content of SQuAD's JSON form.
-
-    If the content does not give its version, it is 2.0 if a question has `is_impossible`. Raises
-    UserError where the content has another form or no questions, or a question (which is named) is
+    """The questions in SQuAD's JSON form; of version 2.0 where it gives none and a question has
+    `is_impossible`. Raises UserError where the form is another or a question, which is named, is
     wrong.
     """
     try:
@@ -171,5 +164,5 @@ def read_predictions(path: str | Path) -> dict[str, str]:
 
 
 def _read_json(path: str | Path) -> dict[str, Any]:
-    with unpacked(path) as file:
+    with unpacked(path) as (_, file):
         return parse_object(file.read(), str(path))

@@ -51,10 +51,7 @@ class SubwordTokenizer:
         return hashlib.sha256(self._encoder.to_str().encode("utf-8")).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
-        """The ids of each text, without special tokens.
-
-        Computed on all cores unless TOKENIZERS_PARALLELISM=false.
-        """
+        """The ids of each text, without special tokens, on all cores as the library decides."""
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
@@ -69,11 +66,10 @@ class SubwordTokenizer:
 
 
 def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """Trains a vocabulary of at most `vocab_size` pieces on the sentences of both languages.
+    """A vocabulary of at most `vocab_size` pieces; equal texts give equal ones in every process.
 
-    BPE: Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2. The same texts give the same
-    vocabulary in every process. Raises UserError where `vocab_size` has no room for more than the
-    special tokens and the bytes.
+    BPE: Sennrich et al., arXiv 1508.07909, over bytes as in GPT-2. Raises UserError where
+    `vocab_size` has no room for more than the special tokens and the bytes.
     """
     least = len(SPECIALS) + len(_ALPHABET) + 1
     if vocab_size < least:
@@ -96,8 +92,8 @@ def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
 
 
 def load_subword(path: epath.PathLike) -> SubwordTokenizer:
-    """The tokenizer that `SubwordTokenizer.save` wrote. Raises UserError where the file is missing
-    or damaged, or has another kind of vocabulary.
+    """The tokenizer that `save` wrote. Raises UserError where the file is missing, damaged, or has
+    another kind of vocabulary.
     """
     text = read_vocabulary(path, "tokenizer.json")
     try:

@@ -27,9 +27,7 @@ class ExampleTable(abc.ABC):
 
     @abc.abstractmethod
     def take(self, numbers: Int64[np.ndarray, " n"]) -> Examples:
-        """The examples with these numbers, in this order. Raises UserError where a file of the
-        table is damaged.
-        """
+        """The examples with these numbers, in this order."""
 
     def all(self) -> Examples:
         """All examples."""
@@ -75,9 +73,7 @@ def fingerprint_of(vocabulary: Iterable[bytes], tables: Mapping[str, Examples]) 
 
 
 def overlap(train: Iterable[Hashable], validation: Sequence[Hashable]) -> dict[str, int]:
-    """The `count` of the validation examples that are training examples too, `of` all. Examples may
-    be given as their hashes.
-    """
+    """The `count` of the validation examples (or hashes) that are training ones too, `of` all."""
     both = set(validation).intersection(train)
     return {"count": sum(example in both for example in validation), "of": len(validation)}
 
@@ -93,9 +89,7 @@ def format_overlap(both: Mapping[str, int]) -> str:
 
 
 def format_unknown(counts: Mapping[str, Any]) -> str:
-    """The problem of the vocabulary, given what was counted of the training data; empty:
-    nothing.
-    """
+    """The problem of the vocabulary, given the counts of the training data; empty: nothing."""
     fraction = counts["train"].get("unknown_character_fraction", 0.0) if isinstance(counts.get("train"), Mapping) else 0.0
     if fraction < _UNKNOWN_WORTH_SAYING:
         return ""
@@ -106,10 +100,8 @@ def format_unknown(counts: Mapping[str, Any]) -> str:
 
 
 def unigram_entropy(tokens: Integer[np.ndarray, ...]) -> float:
-    """The entropy -sum p ln p, in nats per token, of the frequencies p of the ids in `tokens`.
-
-    It is the lowest loss, on these tokens, of a model that predicts the same distribution
-    everywhere.
+    """The entropy -sum p ln p, in nats per token, of the frequencies p of the ids in `tokens`: the
+    lowest loss of a model that predicts the same distribution everywhere.
     """
     return entropy_of_counts(np.bincount(tokens.reshape(-1)))
 

@@ -23,7 +23,7 @@ from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
 from mhsh.storage.files import opened, whole_file
-from mhsh.storage.questions import is_file
+from mhsh.storage.questions import is_dir, is_file
 
 _MOST_LAYERS = 2  # of compression, one in another
 _BUFFER_BYTES = 1 << 16
@@ -43,12 +43,9 @@ def with_field(name: str, argument: str, what: str) -> tuple[str, str]:
 def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> list[epath.Path]:
     """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too.
 
-    Args:
-      whose: the setting that holds the glob, for the error.
-      in_folder: the names that a folder, given as a glob, stands for, at any depth; None: a folder
-        is not a file.
-
-    Raises UserError where there are none, or the bucket cannot be read.
+    A folder stands for the files named `in_folder` at any depth (None: for none). Raises UserError,
+    in which the glob is that of the setting `whose`, where there are none, or the bucket cannot be
+    read.
     """
     try:
         paths = _matches(pattern)
@@ -59,6 +56,9 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
                 paths = [path for path in paths if "/." not in str(path).removeprefix(folder)]
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not paths and in_folder is not None and not is_remote(pattern) and is_dir(Path(pattern).expanduser()):
+        named = "" if in_folder == "*" else f" named {in_folder}"
+        raise UserError(f"{whose} is a folder without files{named} (hidden ones do not count); name one that has some")
     if not paths:
         hint = "correct the bucket or the glob" if is_remote(pattern) else f"correct the glob (relative to {Path.cwd()})"
         raise UserError(f"{whose} matches no file; {hint}; --config.data.source=PLACE names files that have moved, of a run too")
@@ -80,20 +80,12 @@ def _matches(pattern: str) -> list[epath.Path]:
 
 
 @contextlib.contextmanager
-def unpacked(path: epath.PathLike | None) -> Iterator[io.BufferedReader]:
-    """The bytes of a file (None: of standard input), to be read inside the `with`.
+def unpacked(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.BufferedReader]]:
+    """How a file (None: standard input) is packed, from outside in, and its bytes.
 
-    gzip, xz, zstd and bz2 are unpacked, by the first bytes and not by the name, as often as they
-    are packed, and never more at once than is asked for. Raises UserError where the file is
-    missing, unreadable, damaged or packed too often, even if found inside the `with`.
+    gzip, xz, zstd and bz2 are unpacked by the first bytes, and never more at once than is asked
+    for. Raises UserError where the file is missing, unreadable, damaged or packed too often.
     """
-    with _unpacked_layers(path) as (_, file):
-        yield file
-
-
-@contextlib.contextmanager
-def _unpacked_layers(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.BufferedReader]]:
-    """Also how it is packed, from outside in."""
     name = file_name(path)
     layers: list[str] = []
     try:
@@ -105,29 +97,21 @@ def _unpacked_layers(path: epath.PathLike | None) -> Iterator[tuple[list[str], i
                     raise UserError(f"{name} is compressed more than {_MOST_LAYERS} times; unpack it first")
                 file = stack.enter_context(_unpacking(kind, file))
             yield layers, file
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise _damaged(name, error) from error
-    except OSError as error:
-        if error.errno is None:  # bz2 and pyarrow have no error of their own
-            raise _damaged(name, error) from error
-        raise UserError(f"cannot read {name}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UserError(f"cannot read {name}: {error.strerror or error}") from error
+        raise UserError(f"{name} is damaged and cannot be unpacked ({error}); fetch it again") from error
 
 
 def first_bytes(path: epath.PathLike) -> tuple[list[str], bytes]:
-    """How a file is compressed, from outside in, and the first bytes of what is in it. Raises
-    UserError as `unpacked`.
-    """
-    with _unpacked_layers(path) as (layers, file):
+    """How a file is packed, from outside in, and the first bytes of what is in it."""
+    with unpacked(path) as (layers, file):
         return layers, file.peek(HEAD_BYTES)[:HEAD_BYTES]
 
 
 def file_name(path: epath.PathLike | None) -> str:
     """The path as errors name it; None is standard input."""
     return "standard input" if path is None else str(path)
-
-
-def _damaged(name: str, error: Exception) -> UserError:
-    return UserError(f"{name} is damaged and cannot be unpacked ({error}); fetch it again")
 
 
 def _unpacking(kind: str, file: Any) -> io.BufferedReader:
@@ -145,12 +129,11 @@ def text_lines(path: epath.PathLike | None) -> Iterator[str]:
     """The lines of a file, plain or compressed (None: of standard input), read lazily.
 
     Only "\n" ends a line. Line ends and a byte order mark at the start are left out. A file with
-    the mark of UTF-16 or UTF-32 is read as such, any other as UTF-8. Raises UserError where the
-    file cannot be read, is not text, or a line is not UTF-8 (the error has its number) or too long
-    for memory.
+    the mark of UTF-16 or UTF-32 is read as such, any other as UTF-8. Raises UserError where it
+    cannot be read, or a line, which is named, is not text or too long for memory.
     """
     name = file_name(path)
-    with unpacked(path) as file:
+    with unpacked(path) as (_, file):
         head = file.peek(HEAD_BYTES)[:HEAD_BYTES]
         check_head(head, name)
         encoding = marked_encoding(head)
@@ -178,18 +161,14 @@ def _wide_lines(file: io.BufferedReader, encoding: str, name: str) -> Iterator[s
 
 
 def read_lines(path: epath.PathLike | None) -> list[str]:
-    """All lines of a file, or of standard input if `path` is None.
-
-    Like `text_lines`, but without a carriage return at the end of a line. Raises UserError also
+    """All of `text_lines`, without a carriage return at the end of a line. Raises UserError also
     where they are too long together.
     """
     return [line.removesuffix("\r") for line in bounded(text_lines(path), file_name(path))]
 
 
 def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
-    """The lines, to be kept together. Raises UserError where they are too long for that: what a few
-    kilobytes unpack to may have no end.
-    """
+    """The lines, to be kept together. Raises UserError where they are too long for that."""
     size = 0
     for line in lines:
         size += len(line) + 1
@@ -199,10 +178,8 @@ def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
 
 
 def read_vocabulary(path: epath.PathLike, form: str) -> str:
-    """The text of a vocabulary. Raises UserError where it cannot be read, or is not text.
-
-    Args:
-      form: the file name that such vocabularies have, for the error.
+    """The text of a vocabulary in a `form` such as vocab.txt. Raises UserError where it cannot be
+    read, or is not text.
     """
     try:
         return decoded(whole_file(path), f"the vocabulary {path}")

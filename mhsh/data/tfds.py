@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhsh.data.array_record import check_unpacked
+from mhsh.data.shards import check_unpacked
 from mhsh.errors import UserError
 
 # The default direction is out of English, as in the papers on translation.
@@ -35,10 +35,8 @@ class PreparedSplit(NamedTuple):
     stored: Any  # TFDS's data source, in the order of the files
 
     def records(self, *names: str) -> Iterator[dict[str, Any]]:
-        """The named features of every record, in the order of the files.
-
-        Values are plain: str, int, float, bool, list or dict. Raises UserError where there is no
-        such feature, or a text is not UTF-8.
+        """The named features of every record, in the order of the files, as str, int, float, bool,
+        list or dict. Raises UserError where there is no such feature, or a text is not UTF-8.
         """
         for name in names:
             if name not in self.features:
@@ -60,14 +58,9 @@ class PreparedSplit(NamedTuple):
 
 
 def open_split(name: str) -> PreparedSplit:
-    """A split whose records are not sentence pairs.
-
-    Args:
-      name: DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%]. Data
-        sets are looked for in TFDS_DATA_DIR, or else in ~/tensorflow_datasets.
-
-    Raises UserError where the data set is not prepared here or not as ArrayRecord, it has no such
-    split, or the split is empty.
+    """The split DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%],
+    in TFDS_DATA_DIR or ~/tensorflow_datasets. Raises UserError where the data set is not prepared
+    there or not as ArrayRecord, or has no such split, or an empty one.
     """
     split, direction = _open(name)
     if direction is not None:
@@ -76,15 +69,9 @@ def open_split(name: str) -> PreparedSplit:
 
 
 def read_pairs(name: str) -> Iterator[tuple[str, str]]:
-    """The (source, target) sentences of one split, in the order of its files.
-
-    Args:
-      name: DATASET[:SPLIT[:SOURCE-TARGET]], such as wmt14_translate/de-en or
-        wmt14_translate/de-en:train[:1000]:de-en. The default of SPLIT is train; it may be a slice
-        in TFDS's notation. The default source is English.
-
-    Raises UserError as in `open_split` and `PreparedSplit.records`, or the data set lacks a
-    language.
+    """The (source, target) sentences of DATASET[:SPLIT[:SOURCE-TARGET]], in the order of the files,
+    such as wmt14_translate/de-en:train[:1000]:de-en; by default of train, out of English. Raises
+    UserError as `open_split`, or the data set lacks a language.
     """
     split, direction = _open(name)
     source, target = _languages(name, direction, list(split.features))

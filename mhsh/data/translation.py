@@ -145,16 +145,12 @@ def encode_pairs(
     tokenizer: SubwordTokenizer, pairs: Sequence[Item], data: TranslationDataConfig
 ) -> tuple[EncodedPairs, dict[str, int]]:
     """The pairs as ids, with [EOS] after every sentence, without those that are too long or too
-    unlike.
+    unlike; and the counts of `pairs` kept, with `source_tokens` and `target_tokens`, and of those
+    left out.
 
-    A pair is too long if a side has more than data.sequence_length tokens with its end mark. It is
-    too unlike if the longer side has more than data.max_length_ratio times the tokens of the
-    shorter (the rule of Moses' clean-corpus-n.perl). Pairs of at most 10 tokens a side are exempt:
-    for short sentences a ratio means little.
-
-    Returns:
-      the pairs kept, and counts: `pairs` kept, `too_long` and `unlike` ones left out, and of the
-      pairs kept the `source_tokens` and `target_tokens` with end marks.
+    A pair is `too_long` if a side has more than data.sequence_length tokens. It is `unlike` if the
+    longer side has more than data.max_length_ratio times the tokens of the shorter (the rule of
+    Moses' clean-corpus-n.perl) and more than 10: for short sentences a ratio means little.
     """
     encoded: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
     too_long = unlike = 0

@@ -144,12 +144,8 @@ class ByteTokenizer(Tokenizer):
 
 
 def count_unknown(texts: Sequence[str], ids: Sequence[Int32[np.ndarray, " _"]], tokenizer: Tokenizer) -> dict[str, int]:
-    """The `characters` of texts, without spaces, and the `unknown_characters` among them: those in
-    words that become [UNK], such as runs of more than 100 letters. A share by tokens would hide
-    them: a word of 10,000 letters is one token.
-
-    Args:
-      ids: of each text, by the tokenizer.
+    """The `characters` of texts with these ids, without spaces, and the `unknown_characters` among
+    them: those in words that become [UNK]. A share by tokens would hide a word of 10,000 letters.
     """
     lacking = [text for text, own in zip(texts, ids, strict=True) if (own == tokenizer.unk_id).any()]
     return {
@@ -159,9 +155,7 @@ def count_unknown(texts: Sequence[str], ids: Sequence[Int32[np.ndarray, " _"]], 
 
 
 def check_known(counted: Mapping[str, Any], what: str, remedy: str) -> None:
-    """Raises UserError, with the remedy, where half of the characters that `count_unknown` has
-    counted are unknown.
-    """
+    """Raises UserError, with the remedy, where half of what `count_unknown` counted is unknown."""
     fraction = unknown_fraction(counted)
     if fraction >= _MOST_UNKNOWN:
         raise UserError(
@@ -171,24 +165,20 @@ def check_known(counted: Mapping[str, Any], what: str, remedy: str) -> None:
 
 
 def unknown_fraction(counted: Mapping[str, Any]) -> float:
-    """The share of unknown characters in what `count_unknown` has counted; 0 where nothing was, as
-    in the shards of a preparation that began before it was.
+    """The share of unknown characters in what `count_unknown` counted; 0 where nothing was, as in
+    older shards.
     """
     return float(counted.get("unknown_characters", 0) / max(1, counted.get("characters", 0)))
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> WordPieceTokenizer:
-    """Trains a WordPiece vocabulary of at most `vocab_size` tokens; equal texts give equal results.
+    """A WordPiece vocabulary of at most `vocab_size` tokens; equal texts give equal results.
 
-    The trainer of `tokenizers` merges the most frequent pairs, and equally frequent ones by the
-    numbers of their characters. Its own numbers change from process to process, so the characters
-    are numbered here. The order of the result: special tokens, characters, ## characters, then
-    pieces in the order of merging.
-
-    Args:
-      texts: iterated over twice; memory grows only with the number of different words.
-
-    Raises UserError where `vocab_size` has no room for the characters alone.
+    The trainer of `tokenizers` merges equally frequent pairs by the numbers of their characters,
+    which change from process to process, so the characters are numbered here. The order: specials,
+    characters, ## characters, pieces in the order of merging. `texts` are iterated over twice;
+    memory grows with the number of different words. Raises UserError where `vocab_size` has no room
+    for the characters alone.
     """
     limit = min(_MOST_CHARACTERS, max(64, vocab_size // 16))
     characters = _frequent_characters(texts, limit, lowercase)
@@ -216,9 +206,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> W
 
 
 def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
-    """The tokenizer of a vocab.txt, such as those published with BERT. Raises UserError where the
-    file cannot be read or is not UTF-8, has an empty line or a token twice, or lacks a special
-    token.
+    """The tokenizer of a vocab.txt, such as those published with BERT. Raises UserError where it
+    cannot be read, has an empty line or a token twice, or lacks a special token.
     """
     tokens = read_vocab(path)
     seen: dict[str, int] = {}
@@ -255,10 +244,7 @@ def _encoder(model: models.WordPiece, lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def _frequent_characters(texts: Iterable[str], limit: int, lowercase: bool) -> list[str]:
-    """The `limit` most frequent characters after normalisation, sorted.
-
-    Of equally frequent characters, those with lower code points are kept.
-    """
+    """The `limit` most frequent characters after normalisation (of equals the lower), sorted."""
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     counts = np.zeros(0x110000, np.int64)
     for text in texts:

@@ -47,10 +47,10 @@ def test_the_source_follows_from_the_first_bytes(tmp_path: Path, capsys, name: s
         parquet.write_table(pyarrow.table({"text": TEXTS}), path)
     else:
         separator, form = ("\n", lambda text: json.dumps({"body": text})) if name == "t.jsonl" else ("\n\n", str)
-        path.write_text(separator.join(map(form, TEXTS)))
+        path.write_text('{"id": 1}\n' * (name == "t.jsonl") + separator.join(map(form, TEXTS)))
     said = inspect(capsys, path)
     assert f"--config.data.source={source.format(path)} " in said
-    assert "40 documents" in said
+    assert "40 documents" in said and ("1 without text" in said) == (name == "t.jsonl")
     assert inspect(capsys, source.format(path)) == said
 
 
@@ -61,6 +61,7 @@ def test_the_source_follows_from_the_first_bytes(tmp_path: Path, capsys, name: s
         ("one\n\ntwo\n\nthree", "half of the documents have fewer than 40 characters"),
         ('[\n {"text": "A text that is long enough to be one of its own."}\n]\n\nb', "looks like JSON, "),
         ("<doc>\nText that is long enough to be one of its own.</doc>\n\nb", "looks like XML or HTML"),
+        ("id,text\n1,A text that is long enough to be one of its own.\n\nb", "looks like a table"),
         ("id\tlabel\ttext and more text so that it is long enough\n1\t0\tx\n\nb", "looks like a table"),
     ],
 )

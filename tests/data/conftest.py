@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mhsh.data.documents import documents
+from mhsh.errors import UserError
+from tests.conftest import ROOT
 from tests.data.small_fine_tuning import VOCAB
+
+
+def printed(code: str, *arguments: str, given: str = "", **environment: str) -> str:
+    """What a new Python prints."""
+    command = [sys.executable, "-X", "utf8", "-c", code, *arguments]
+    run = functools.partial(subprocess.run, capture_output=True, encoding="utf-8", check=False, cwd=ROOT)
+    done = run(command, input=given, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def read(source: str) -> list[str]:
+    """The documents of a data.source."""
+    return list(documents(source))
+
+
+def refusal(source: str) -> str:
+    """What is said of a data.source, in one line."""
+    with pytest.raises(UserError) as raised:
+        read(source)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 @contextlib.contextmanager

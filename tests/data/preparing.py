@@ -23,43 +23,19 @@ from mhsh.data.pool import run_chunks
 from mhsh.data.prepare import prepare
 from tests.conftest import ROOT, load_fields
 
-CONFIG = {
-    # What the data floor does not read is as in the shipped tiny config.
-    **load_fields("bert", "2l8h"),
-    "model": load_fields("bert", "2l8h")["model"] | dict(heads_per_layer=0, vocab_size=400, max_positions=128),
-    "data": dict(
-        source="stdlib",
-        tokenizer="wordpiece",
-        vocab_path="",
-        lowercase=True,
-        sequence_length=48,
-        max_predictions=8,
-        mask_fraction=0.15,
-        validation_fraction=0.2,
-        seed=0,
-    ),
+_BERT, _TINY = load_fields("bert", "2l8h"), load_fields("translation", "tiny")
+CONFIG = _BERT | {
+    "model": _BERT["model"] | dict(heads_per_layer=0, vocab_size=400, max_positions=128),
+    "data": _BERT["data"] | dict(sequence_length=48, max_predictions=8, validation_fraction=0.2),
 }
+_PAIRS = dict(source="numbers:1500", max_length_ratio=2.0, validation_fraction=0.1, validation_sentences=0)
+_TRANSLATION = _TINY | {"model": _TINY["model"] | dict(vocab_size=400, max_positions=64), "data": _TINY["data"] | _PAIRS}
 CLM = dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes")
-
-_TRANSLATION = dict(
-    model=CONFIG["model"]
-    | dict(objective="translation", num_token_types=0, next_sentence=False, num_layers=1, num_decoder_layers=1, max_positions=64),
-    data=dict(
-        source="numbers:1500",
-        validation_source="",
-        vocab_path="",
-        sequence_length=64,
-        max_length_ratio=2.0,
-        validation_fraction=0.1,
-        validation_sentences=0,
-        seed=0,
-    ),
-)
 
 
 def translation_config(**fields: Any) -> Config:
     """As `pretraining_config`."""
-    return _changed(CONFIG | _TRANSLATION, fields)
+    return _changed(_TRANSLATION, fields)
 
 
 def pretraining_config(**fields: Any) -> Config:

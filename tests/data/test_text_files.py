@@ -108,10 +108,13 @@ def test_lines_that_are_kept_together_have_a_bound(tmp_path: Path, monkeypatch, 
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("pack", ["gzip", "xz", "bz2", "zstd"])
-def test_a_truncated_file_is_named(tmp_path: Path, pack: str) -> None:
+@pytest.mark.parametrize(
+    ("pack", "damage"), [*((pack, "cut") for pack in ("gzip", "xz", "bz2", "zstd")), ("gzip", "flip"), ("xz", "flip")]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, pack: str, damage: str) -> None:
     packed = PACK[pack](bytes(range(32, 127)) * 50)
-    (tmp_path / "t.txt").write_bytes(packed[: len(packed) // 2])
+    flipped = bytes(byte ^ 0xFF for byte in packed[-6:])
+    (tmp_path / "t.txt").write_bytes(packed[: len(packed) // 2] if damage == "cut" else packed[:-6] + flipped)
     with pytest.raises(UserError, match=r"t\.txt is damaged and cannot be unpacked .*; fetch it again"):
         read_lines(tmp_path / "t.txt")
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +21,7 @@ from mhsh.data.wordpiece import (
     unknown_fraction,
 )
 from mhsh.errors import UserError
+from tests.data.conftest import printed
 
 SPECIAL_LINES = "".join(token + "\n" for token in SPECIALS)
 
@@ -62,16 +60,7 @@ def test_training_is_the_same_in_every_process(english: list[str]) -> None:
     )
     here = list(train_wordpiece(texts, 300, lowercase=False).vocab)
     for seed in ("1", "2"):
-        result = subprocess.run(
-            [sys.executable, "-c", code],
-            input=json.dumps(texts),
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert json.loads(result.stdout) == here
+        assert json.loads(printed(code, given=json.dumps(texts), PYTHONHASHSEED=seed)) == here
 
 
 def test_a_vocabulary_without_room_for_words(english: list[str]) -> None:

@@ -1,9 +1,12 @@
-"""The source `numbers`: numbers and dates in English and German words, made by num2words without a
-download.
+"""Sources that are made without a download.
 
-Some numbers are held out: no training pair has one, as a cardinal, an ordinal, a year or in a date.
-Training has all the words of their names, so a model that has learnt to read and write numbers can
-translate them.
+`numbers`: numbers and dates in English and German words, by num2words. Some numbers are held out:
+no training pair has one, as a cardinal, an ordinal, a year or in a date. Training has all the words
+of their names, so a model that has learnt to read and write numbers can translate them.
+
+`recall` and `copying`: documents whose later half can be told from the earlier one. What cannot be
+told is drawn uniformly, so the lowest loss that any model can have is known. With bytes and rows of
+128 tokens each row is a document.
 """
 
 from __future__ import annotations
@@ -12,10 +15,16 @@ import datetime
 import functools
 import itertools
 from collections.abc import Iterator
+from string import ascii_lowercase
 
 import numpy as np
 
-from mhsh.data.random_numbers import NUMBERS
+from mhsh.data.random_numbers import NUMBERS, SYNTHETIC_DOCUMENTS
+from mhsh.errors import UserError
+
+DOCUMENTS = 30_000
+LENGTH = 127  # characters of a document; [SEP] follows
+KEYS = "abcdefgh"
 
 PAIRS_PER_EPOCH = 100_000
 HELD_OUT_PAIRS = 1_000
@@ -127,3 +136,33 @@ def _german(form: str, number: int, day: int) -> str:
     if rest:
         return article + _spoken(thousands, "de") + _spoken(1000 + rest, "de", form).removeprefix("ein")
     return f"{article}{_spoken(thousands, 'de')}tausend{'ste' if form == 'ordinal' else ''}"
+
+
+def recall(argument: str) -> Iterator[str]:
+    """Associative recall of so many keys at once: `c7a3...` gives each key a digit, `ac0` asks for
+    the last digit of the sum of those of a and c. With one key it is plain recall.
+    """
+    count = _number("recall", argument, len(KEYS))
+    rng = np.random.default_rng((SYNTHETIC_DOCUMENTS, count))
+    every = np.tile(np.arange(len(KEYS)), (LENGTH, 1))
+    for _ in range(DOCUMENTS):
+        digits, order = rng.integers(10, size=len(KEYS)), rng.permutation(len(KEYS))
+        asked = rng.permuted(every, axis=1)[:, :count]  # different keys
+        answers = digits[asked].sum(axis=1) % 10
+        lines = itertools.chain(zip(order[:, None], digits[order], strict=True), zip(asked, answers, strict=True))
+        yield "".join("".join(KEYS[key] for key in keys) + str(digit) for keys, digit in lines)[:LENGTH]
+
+
+def copying(argument: str) -> Iterator[str]:
+    """So many letters, again and again."""
+    count = _number("copying", argument, LENGTH // 2)
+    rng = np.random.default_rng((SYNTHETIC_DOCUMENTS, count, 0))
+    for _ in range(DOCUMENTS):
+        word = "".join(ascii_lowercase[letter] for letter in rng.integers(len(ascii_lowercase), size=count))
+        yield (word * LENGTH)[:LENGTH]
+
+
+def _number(name: str, argument: str, most: int) -> int:
+    if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument) <= most:
+        raise UserError(f"data.source = '{name}:{argument}': give a number from 1 to {most}")
+    return int(argument)

@@ -1,23 +1,24 @@
 """Number words against num2words itself, held-out numbers against all training pairs, and pairs
-that hang on their number alone.
+that hang on their number alone. Recall and copying: every answer follows from its document.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
-import subprocess
-import sys
-from pathlib import Path
+from collections import Counter
 
 import pytest
 from num2words import num2words
 
+from mhsh.data.documents import documents
 from mhsh.data.subword import train_subword
-from mhsh.data.synthetic_pairs import HELD_OUT_PAIRS, _english, _german, held_out, held_out_pairs, training_pairs
+from mhsh.data.synthetic import DOCUMENTS, HELD_OUT_PAIRS, KEYS, LENGTH, _english, _german, held_out, held_out_pairs, training_pairs
+from mhsh.errors import UserError
+from tests.data.conftest import printed
 
-ROOT = Path(__file__).parents[2]
 COUNT = 20_000
 
 
@@ -106,14 +107,47 @@ def test_a_pair_hangs_on_its_number_alone(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_pairs_are_the_same_in_every_process_whatever_its_locale(pairs: list[tuple[str, str]]) -> None:
-    code = "import sys\nfrom mhsh.data.synthetic_pairs import training_pairs\n"
+    code = "import sys\nfrom mhsh.data.synthetic import training_pairs\n"
     code += "print(hash(0), *training_pairs(300), sep='\\n')"
-    result = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", code],
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-        cwd=ROOT,
-        env={"LC_ALL": "de_DE.UTF-8", "PYTHONHASHSEED": "3"},
-    )
-    assert result.stdout.split("\n")[1:-1] == [str(pair) for pair in pairs[:300]]
+    found = printed(code, LC_ALL="de_DE.UTF-8", PYTHONHASHSEED="3")
+    assert found.split("\n")[1:-1] == [str(pair) for pair in pairs[:300]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_answer_is_the_sum_of_the_digits_of_its_keys(count: int) -> None:
+    texts = list(itertools.islice(documents(f"recall:{count}"), 300))
+    assert {len(text) for text in texts} == {LENGTH}
+    assert len(set(texts)) == len(texts)
+    answers: Counter[str] = Counter()
+    for text in texts:
+        first, rest = text[: 2 * len(KEYS)], text[2 * len(KEYS) :]
+        digits = dict(re.findall("([a-h])([0-9])", first))
+        assert "".join(sorted(digits)) == KEYS
+        questions = re.findall(f"([a-h]{{{count}}})([0-9])", rest)
+        assert len(questions) == len(rest) // (count + 1)
+        for keys, answer in questions:
+            assert len(set(keys)) == count
+            assert int(answer) == sum(int(digits[key]) for key in keys) % 10
+        answers.update(answer for _, answer in questions)
+    assert min(answers.values()) / answers.total() > 0.08  # no answer can be guessed
+    assert len({text[: 2 * len(KEYS) : 2] for text in texts}) > 290  # nor the place of a key
+
+
+def test_copying_repeats_its_letters_to_the_end() -> None:
+    texts = list(itertools.islice(documents("copying:30"), 300))
+    assert all(text == (text[:30] * 5)[:LENGTH] for text in texts)
+    letters = Counter("".join(text[:30] for text in texts))
+    entropy = -sum(number / letters.total() * math.log(number / letters.total()) for number in letters.values())
+    assert entropy == pytest.approx(math.log(26), abs=0.005)
+
+
+def test_documents_are_the_same_each_time_and_end() -> None:
+    texts = list(documents("copying:5"))
+    assert len(texts) == DOCUMENTS
+    assert texts == list(documents("copying:5"))
+
+
+@pytest.mark.parametrize("source", ["recall:0", "recall:9", "recall:two", "copying:64", "copying:-1", "recall:²"])
+def test_a_number_out_of_range_is_refused_with_the_range(source: str) -> None:
+    with pytest.raises(UserError, match=r"give a number from 1 to (8|63)"):
+        next(documents(source))
