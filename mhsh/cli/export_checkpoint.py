@@ -11,7 +11,7 @@ from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop import bert_config, llama
-from mhsh.interop.exportable import DATA, check_fields
+from mhsh.interop.bert_config import DATA, check_fields
 from mhsh.interop.model_card import CARD_FILE, model_card
 from mhsh.storage.files import check_new_folder, make_folder, new_folder
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder

@@ -33,8 +33,7 @@ from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop.describe import describe_checkpoint
-from mhsh.interop.import_bert import import_bert
-from mhsh.interop.labels import in_task_order
+from mhsh.interop.import_bert import import_bert, in_task_order
 from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary

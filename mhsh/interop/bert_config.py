@@ -1,22 +1,42 @@
 """config.json of a Hugging Face BERT, read and written: the fields of the model section that it
-decides.
+decides; and which models transformers computes too, by tables of what is known of every field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from mhsh.config.schema import ModelConfig
+from mhsh.config.fields import fields_of
+from mhsh.config.schema import ModelConfig, Section
 from mhsh.errors import UserError
-from mhsh.interop.exportable import OF_TRAINING, Table
 from mhsh.interop.weights import importing
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists
+
+# By field, the values that are exportable; None: all of them.
+Table = Mapping[str, Sequence[Any] | None]
+
+# Fields of the model that act on its start, its training or its rounding, or are read only with a
+# residual scheme or positions, of which the tables name those that they know.
+OF_TRAINING: Table = dict.fromkeys(
+    (
+        *("init", "fans", "layers_per_group", "hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"),
+        *("compute_dtype", "residual_dtype", "attention_implementation", "kernels", "remat_policy", "scan_unroll"),
+        *("admin_omega", "depth_exponent", "base_layers", "residual_blocks", "residual_streams", "rope_theta"),
+    )
+)
+# Fields of the data section: the files of a tokenizer are written by its kind and `lowercase`.
+DATA: Table = dict.fromkeys(
+    (
+        *("source", "validation_source", "validation_fraction", "task", "seed", "vocab_path", "lowercase"),
+        *("sequence_length", "max_predictions", "mask_fraction", "stride", "max_question_length"),
+    )
+)
 
 # The objective that each trains; a BertModel has no head.
 ARCHITECTURES = {
@@ -130,8 +150,7 @@ class BertConfig(Struct, kw_only=True):
 
 def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
     """The config.json at `path`, and what the person who imports it should know. Raises UserError
-    where it cannot be read, lacks a field or has one of another type, or is of a model that mhsh
-    has not.
+    where it cannot be read, or is of a model that mhsh has not.
     """
     if not exists(path):
         raise UserError(f"there is no {path}; without it the weights mean nothing: fetch it into the folder of the weights")
@@ -149,11 +168,8 @@ def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
 
 
 def bert_config(model: ModelConfig, pad_id: int, labels: Sequence[str]) -> dict[str, Any]:
-    """The config.json of a Post-LN BERT with learned positions and token types, N H = D.
-
-    Args:
-      pad_id: of [PAD].
-      labels: the names of the classes by number; empty: LABEL_0, LABEL_1, ...
+    """The config.json of a Post-LN BERT with learned positions and token types, N H = D. `labels`
+    name the classes by number (empty: LABEL_0, LABEL_1, ...).
     """
     from mhsh.models.layers import BERT_STDDEV  # not above: it imports jax
 
@@ -179,3 +195,21 @@ def architecture_of(model: ModelConfig) -> str:
     if model.objective == "mlm":
         return "BertForPreTraining" if model.next_sentence else "BertForMaskedLM"
     return {"classification": "BertForSequenceClassification", "span": "BertForQuestionAnswering"}[model.objective]
+
+
+def check_fields(section: str, config: Section, table: Table, architectures: str, verb: str = "export") -> None:
+    """Raises UserError where a field of a section has a value that is not in the table: nobody has
+    shown that `architectures` of transformers compute the same. A field that the table does not
+    name is a later one, and has the value that stands for what was done before.
+    """
+    fields = fields_of(section, type(config))
+    later = {name: (field.before,) for name, field in fields.items() if name not in table}
+    for name, values in {**table, **later}.items():
+        if name not in fields or values is None:
+            continue
+        value = getattr(config, name)
+        if value not in values:
+            raise UserError(
+                f"{section}.{name} = {value!r} cannot be {verb}ed: no {architectures} of transformers computes what this model "
+                f"does; {verb}able: {', '.join(map(str, values))}"
+            )

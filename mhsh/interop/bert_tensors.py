@@ -84,9 +84,7 @@ def heads_of(model: ModelConfig) -> tuple[str, ...]:
 
 
 def to_tensors(model: ModelConfig, params: Any) -> dict[str, np.ndarray]:
-    """All tensors of a Post-LN BERT by name, of its parameter tree; none of them is tied to
-    another.
-    """
+    """All tensors of a Post-LN BERT by name, none tied to another, of its parameter tree."""
     return {full_name(name): values for name, values in tensors.to_tensors(model, parameters(model), params).items()}
 
 

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
-from mhsh.interop.bert_config import EXPORTABLE, bert_config
+from mhsh.interop.bert_config import EXPORTABLE, bert_config, check_fields
 from mhsh.interop.bert_tensors import to_tensors
-from mhsh.interop.exportable import check_fields
 from mhsh.interop.vocabulary import write_vocabulary
 from mhsh.interop.weights import CONFIG_FILE, write_weights
 from mhsh.models.layers import sinusoids
@@ -38,12 +37,9 @@ _READERS = {"attention": ("query_kernel", "key_kernel", "value_kernel"), "feed_f
 def export_bert(
     folder: Path, model: ModelConfig, params: Any, tokenizer: WordPieceTokenizer, *, lowercase: bool, labels: Sequence[str]
 ) -> ModelConfig:
-    """Writes the files into `folder`; returns the plain BERT that they hold.
-
-    Args:
-      labels: the names of the classes by number; empty: LABEL_0, LABEL_1, ...
-
-    Raises UserError where no plain BERT computes what the model does, or a file cannot be written.
+    """Writes the files into `folder`; returns the plain BERT that they hold. `labels` name the
+    classes by number (empty: LABEL_0, LABEL_1, ...). Raises UserError where no plain BERT computes
+    what the model does, or a file cannot be written.
     """
     plain, plain_params = plain_bert(model, params)
     config = bert_config(plain, tokenizer.pad_id, labels)
@@ -67,9 +63,7 @@ def plain_bert(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def write_tables(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The sines as a table like a learned one; where there are no token types, two that add
-    nothing.
-    """
+    """Sines as a table like a learned one; and two silent token types where there are none."""
     embeddings = dict(params["embeddings"])
     if model.positions == "sinusoidal":
         embeddings["position"] = sinusoids(model.max_positions, model.embed_dim)
@@ -103,10 +97,7 @@ def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
         norm = layers[f"{name}_residual"]["norm"]
         layers[f"{name}_residual"] = {"norm": {part: _scaled(values, factor) for part, values in norm.items()}}
     norm = {part: _scaled(values, attention[0]) for part, values in params["embeddings"]["norm"].items()}
-    folded = params | {
-        "embeddings": params["embeddings"] | {"norm": norm},
-        "encoder": params["encoder"] | {"layers": layers},
-    }
+    folded = params | {"embeddings": params["embeddings"] | {"norm": norm}, "encoder": params["encoder"] | {"layers": layers}}
     return replace(model, residual="post_ln"), folded
 
 
@@ -133,9 +124,7 @@ def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def check_exportable(model: ModelConfig) -> None:
-    """Raises UserError where no plain BERT computes what the model does, whatever its parameters
-    are.
-    """
+    """Raises UserError where no plain BERT computes what the model does."""
     check_fields("model", model, EXPORTABLE, "BERT")
     _head_grid(model)
 

@@ -1,16 +1,21 @@
-"""A Hugging Face BERT checkpoint as a model section and parameters. Every tensor is checked and
-accounted for.
+"""A Hugging Face BERT checkpoint as a model section and parameters. Every tensor is accounted for,
+and the classes of a fine-tuned one are put into the order of its task.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.interop.bert_config import ARCHITECTURES, EXPORTABLE, BertConfig, read_bert_config
+from mhsh.data.glue import MAX_SCORE, GlueTask
+from mhsh.errors import UserError
+from mhsh.interop.bert_config import ARCHITECTURES, EXPORTABLE, BertConfig, check_fields, read_bert_config
 from mhsh.interop.bert_tensors import (
     HEADS,
     OUTPUT_BIAS,
@@ -23,25 +28,20 @@ from mhsh.interop.bert_tensors import (
     heads_of,
     parameters,
 )
-from mhsh.interop.exportable import check_fields
 from mhsh.interop.tensors import Imported, Tensors, check_tensors, read_params
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights
 from mhsh.storage.questions import is_dir
+from mhsh.text import format_list
 
 
 def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Imported:
     """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
-    config.json beside it.
+    config.json beside it; `base` gives the fields that a checkpoint knows nothing of.
 
-    Args:
-      base: gives the fields that a checkpoint knows nothing of: dtypes, remat_policy, scan_unroll.
-      fresh_heads: only the body (embeddings, encoder, pooler) is taken; the objective and the heads
-        are those of `base`, and their parameters, those of a pooler that the checkpoint lacks
-        included, are named in `fresh`.
-
-    Raises UserError where the checkpoint is damaged, pickled, of another architecture, without a
-    head, or of another objective than `base`; config.json and the tensors disagree; a tensor is
-    missing or belongs nowhere.
+    With `fresh_heads` the body (embeddings, encoder, pooler) alone is taken. The objective and the
+    heads are those of `base`, and `fresh` names their parameters, and those of a pooler that is not
+    there. Raises UserError where the checkpoint is damaged, pickled, without a head, of another
+    architecture or objective; a tensor is missing, belongs nowhere or is not as config.json says.
     """
     files = open_weights(source)
     config, notes = read_bert_config((source if is_dir(source) else source.parent) / CONFIG_FILE)
@@ -109,9 +109,7 @@ def _heads_of_checkpoint(config: BertConfig, tensors: Tensors, base: ModelConfig
 
 
 def _check_tied(config: BertConfig, tensors: Tensors) -> None:
-    """The output matrix and its bias, where they are stored a second time, are those that they are
-    tied to.
-    """
+    """The output matrix and its bias, where they are stored, are those that they are tied to."""
     if OUTPUT_BIAS not in tensors.names:
         return
     if config.tie_word_embeddings is False and TIED_KERNEL not in tensors.names:
@@ -119,3 +117,37 @@ def _check_tied(config: BertConfig, tensors: Tensors) -> None:
     for name, original in ((TIED_KERNEL, TOKEN_TABLE), (TIED_BIAS, OUTPUT_BIAS)):
         if name in tensors.names and not tensors.equal(name, original):
             raise ValueError(f"the tensor {name} differs from {tensors.names[original]}, which mhsh takes in its stead")
+
+
+def in_task_order(imported: Imported, task: GlueTask, given: Sequence[str] | None) -> Imported:
+    """The checkpoint with the outputs of its head in the order of task.label_names, by the names
+    `given` in its own order (None: those of its config.json). They are compared without case, and
+    with `_`, `-` and a space as one. Raises UserError where they are not those of the task.
+    """
+    known = format_list(task.label_names)
+    if not task.label_names:
+        if given is not None:
+            raise UserError(f"--labels names classes, and {task.name} has one score; leave it away")
+        scale = f"its one output is taken as the score of {task.name}, from 0 to {MAX_SCORE:g}"
+        return dataclasses.replace(imported, labels=(), notes=(*imported.notes, scale))
+    names = tuple(given or imported.labels)
+    own, wanted = [_plain(name) for name in names], [_plain(name) for name in task.label_names]
+    if sorted(own) != sorted(wanted):
+        if given is not None:
+            raise UserError(f"--labels={','.join(given)}: give {known}, each once, in the order of the checkpoint's outputs")
+        raise UserError(
+            f"the checkpoint calls its classes {', '.join(names)}, which does not say which of them are {known}; add --labels=..., "
+            f"these names of {task.name} with commas between, in the order of the checkpoint's outputs (its model card has it)"
+        )
+    order = [own.index(name) for name in wanted]
+    notes = [] if order == sorted(order) else [f"its classes are {', '.join(names)}; they are put into the order of {task.name}"]
+    if given is not None and sorted(map(_plain, imported.labels)) == sorted(wanted) and own != [*map(_plain, imported.labels)]:
+        notes.append(f"--labels goes before its config.json, which says {', '.join(imported.labels)}")
+    head = {name: values[..., order] for name, values in imported.params["classification"].items()}
+    return dataclasses.replace(
+        imported, params=imported.params | {"classification": head}, labels=task.label_names, notes=(*imported.notes, *notes)
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())

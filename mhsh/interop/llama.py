@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
-from mhsh.interop.bert_config import Real, Size
-from mhsh.interop.exportable import OF_TRAINING, Table, check_fields
+from mhsh.interop.bert_config import OF_TRAINING, Real, Size, Table, check_fields
 from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_tensors, kernel, plain, read_params, to_tensors
 from mhsh.interop.vocabulary import write_tokenizer
 from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
@@ -111,14 +110,8 @@ def is_llama(folder: Path) -> bool:
 
 def import_llama(source: Path, base: ModelConfig) -> Imported:
     """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
-    config.json beside it.
-
-    Args:
-      base: gives the fields that a checkpoint knows nothing of: init, dtypes, remat_policy.
-
-    Raises UserError where the checkpoint is damaged, pickled or of another model; config.json and
-    the tensors disagree; a tensor is missing or belongs nowhere; the objective of `base` is not
-    clm.
+    config.json beside it; `base` gives the fields that a checkpoint knows nothing of. Raises
+    UserError as `import_bert`.
     """
     files = open_weights(source)
     path = (source if is_dir(source) else source.parent) / CONFIG_FILE
@@ -140,11 +133,8 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
     return Imported(
         model=model,
         params=read_params(model, parameters(model), tensors),
-        fresh=(),
         left_out=tuple(sorted(others)),
         architecture=ARCHITECTURES[config.model_type],
-        labels=(),
-        notes=(),
         files=tuple(sorted({file.path for file in files.values()})),
     )
 
@@ -165,9 +155,8 @@ def architecture_of(model: ModelConfig) -> str:
 
 
 def export_llama(folder: Path, model: ModelConfig, params: Any, tokenizer: Tokenizer) -> ModelConfig:
-    """Writes config.json, weights and tokenizer into `folder`; returns the model that it holds, the
-    same. Raises UserError where neither Llama nor Qwen3 computes what the model does, or a file
-    cannot be written.
+    """Writes config.json, weights and tokenizer into `folder`; returns the same model.
+    Raises UserError as `check_exportable`, or a file cannot be written.
     """
     check_exportable(model)
     content = {

@@ -85,17 +85,17 @@ class Tensors(NamedTuple):
         return self.shape(one) == self.shape(other) and np.array_equal(self.read(one), self.read(other))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Imported:
     """A checkpoint, read."""
 
     model: ModelConfig
     params: dict[str, Any]  # nested as the model's own, fp32; without those of `fresh`
-    fresh: tuple[str, ...]  # paths of the parameters that the checkpoint does not give
+    fresh: tuple[str, ...] = ()  # paths of the parameters that the checkpoint does not give
     left_out: tuple[str, ...]  # tensors that no parameter of the model is made of
     architecture: str  # transformers' class, or what the tensors look like
-    labels: tuple[str, ...]  # of the classes by number; empty where there is no classification
-    notes: tuple[str, ...]  # what else should be known
+    labels: tuple[str, ...] = ()  # of the classes by number; empty where there is no classification
+    notes: tuple[str, ...] = ()  # what else should be known
     files: tuple[Path, ...]  # that the weights were read from
 
 

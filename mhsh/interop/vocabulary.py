@@ -109,11 +109,8 @@ def _of_tokenizer(path: Path) -> Vocabulary:
 
 def write_vocabulary(folder: Path, tokenizer: WordPieceTokenizer, *, lowercase: bool, max_positions: int, masks: bool) -> None:
     """vocab.txt and tokenizer_config.json, from which transformers makes a BertTokenizer with the
-    same ids for the same text.
-
-    Args:
-      masks: [MASK] in a text is the mask, as `fill` reads it. transformers can read that one only
-        together with [SEP] and the others, which are ordinary text to mhsh.
+    same ids for the same text. With `masks`, [MASK] in a text is the mask, as `fill` reads it;
+    transformers reads it so only together with [SEP] and the others.
     """
     tokenizer.save(folder / VOCAB_FILE)
     settings = {

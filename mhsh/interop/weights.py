@@ -44,9 +44,7 @@ class SafetensorsFile:
     """The tensors of one file, by name."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header alone. Raises UserError where the file cannot be read, its header is
-        damaged, or the tensors of the header do not fill the file without gaps.
-        """
+        """Reads the header alone. Raises UserError where it is damaged or does not fit the file."""
         self.path = path
         with importing(path, "mhsh opens safetensors alone, whole (git lfs pull; save_pretrained)"):
             self._file = safe_open(path, framework="numpy")
@@ -55,9 +53,7 @@ class SafetensorsFile:
             self._dtypes = {name: part.get_dtype() for name, part in slices.items()}
 
     def read(self, name: str) -> Float32[np.ndarray, "*shape"]:
-        """The tensor as fp32. Raises UserError where it is of a type that fp32 cannot hold, or not
-        all of it is finite.
-        """
+        """The tensor as fp32. Raises UserError where fp32 cannot hold it, or it is not finite."""
         with importing(self.path, "convert it, or take another checkpoint"):
             if self._dtypes[name] not in READABLE:
                 raise ValueError(f"the tensor {name} is {self._dtypes[name]}, not one of {', '.join(READABLE)}")
@@ -83,9 +79,8 @@ class _Index(Struct):
 
 
 def open_weights(source: Path) -> dict[str, SafetensorsFile]:
-    """The file that holds each tensor, by its name, of the folder or the file `source`.
-    Nothing but headers is read. Raises UserError where there are none, or a file or the index is no
-    safetensors, or damaged.
+    """The file that holds each tensor, by its name, of the folder or the file `source`; headers
+    alone are read. Raises UserError where there is none, or a file or the index is damaged.
     """
     if not exists(source):
         raise UserError(

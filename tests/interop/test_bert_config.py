@@ -12,7 +12,7 @@ from mhsh.config.fields import all_fields
 from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, ModelConfig, described
 from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
-from mhsh.interop import bert_config, exportable, llama
+from mhsh.interop import bert_config, llama
 from mhsh.interop.export_bert import check_exportable
 from mhsh.interop.import_bert import import_bert
 from tests.interop.small_bert import GOLDEN, HEADS, small_model, trained_params
@@ -29,11 +29,7 @@ def in_the_next(model: ModelConfig, **fields: Any) -> ModelConfig:
 
 @pytest.mark.parametrize(
     ("section", "table"),
-    [
-        ("model", bert_config.EXPORTABLE),
-        ("model", llama._EXPORTABLE),
-        ("data", {"tokenizer": (), **exportable.DATA}),
-    ],
+    [("model", bert_config.EXPORTABLE), ("model", llama._EXPORTABLE), ("data", {"tokenizer": (), **bert_config.DATA})],
 )
 def test_a_table_names_every_field(section, table):
     """A field without a row has a value that stands for what was done before it."""

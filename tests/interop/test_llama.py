@@ -163,14 +163,7 @@ def test_a_tokenizer_comes_back(tmp_path):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"residual": "admin"},
-        {"norm": "layer"},
-        {"mlp": "plain"},
-        {"bias": True},
-        {"positions": "learned"},
-        {"head": "bert"},
-    ],
+    [{"residual": "admin"}, {"norm": "layer"}, {"mlp": "plain"}, {"bias": True}, {"positions": "learned"}, {"head": "bert"}],
     ids=str,
 )
 def test_what_no_llama_computes_is_refused_by_its_field(tmp_path, fields):

@@ -63,8 +63,10 @@ def test_each_file_alone_and_both(tmp_path):
     assert read_vocabulary(tmp_path) == (TOKENS, True)
     (tmp_path / "vocab.txt").unlink()
     assert read_vocabulary(tmp_path) == (TOKENS, True)
-    settings(tmp_path, do_lower_case=True, tokenizer_class="BertTokenizerFast", strip_accents=None)
-    assert read_vocabulary(tmp_path) == (TOKENS, True)
+    # transformers 5 saves most tokenizers as one class: the content says what it is.
+    for name in ("BertTokenizerFast", "TokenizersBackend", "PreTrainedTokenizerFast", "MyTokenizer"):
+        settings(tmp_path, do_lower_case=True, tokenizer_class=name, strip_accents=None)
+        assert read_vocabulary(tmp_path) == (TOKENS, True)
     content = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(content.replace('"type": "WordPiece", ', ""), encoding="utf-8")  # as in 2020
     assert read_vocabulary(tmp_path) == (TOKENS, True)
@@ -111,17 +113,6 @@ def test_other_settings(tmp_path, fields, message):
     with pytest.raises(UserError) as error:
         read_vocabulary(tmp_path)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["TokenizersBackend", "PreTrainedTokenizerFast", "MyTokenizer"])
-def test_a_tokenizer_json_is_judged_by_its_content(tmp_path, name):
-    """transformers 5 saves most tokenizers as one class."""
-    tokenizer_file(tmp_path)
-    settings(tmp_path, tokenizer_class=name)
-    assert read_vocabulary(tmp_path) == (TOKENS, True)
-    tokenizer_file(tmp_path, pre_tokenizer={"type": "Whitespace"})
-    with pytest.raises(UserError, match=r"the pre_tokenizer of tokenizer\.json is another than BERT's"):
-        read_vocabulary(tmp_path)
 
 
 def test_files_that_disagree(tmp_path):
