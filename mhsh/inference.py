@@ -218,9 +218,7 @@ class LoadedModel:
         batch_tokens: int = 4096,
         cut_overlong: bool = False,
     ) -> Translated:
-        """The translations of many lines, in batches of about `batch_tokens` source tokens; see
-        `mhsh.evaluation.translation.translate_lines`.
-        """
+        """The translations of many lines: see `mhsh.evaluation.translation.translate_lines`."""
         self._check_method("translate")
         check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)

@@ -13,10 +13,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 # (tokens [B,K], their position [], ancestry_mask [B,K,T,K], cache) -> (logits [B,K,V], cache); see
 # `beam_search`.
-Step = Callable[
-    [Int32[Array, "B K"], Int32[Array, ""], Bool[Array, "B K T K"], Any],
-    tuple[Float32[Array, "B K V"], Any],
-]
+Step = Callable[[Int32[Array, "B K"], Int32[Array, ""], Bool[Array, "B K T K"], Any], tuple[Float32[Array, "B K V"], Any]]
 
 
 _CHUNK = 128  # of the vocabulary; `_extend` ranks chunks first
@@ -83,12 +80,10 @@ def beam_search(
     that short sentences do not read the room of long ones.
 
     Args:
-      step: the model; it writes the given tokens into its cache, under k and at `position`, and
-        returns the next ones' logits.
+      step: the model; it writes the given tokens into its cache, under k and at `position`.
       extend_cache: returns the cache with room for so many positions, its contents kept.
       cache: a cache without room; any pytree.
-      limits: the most tokens of every sentence; a hypothesis that has reached it is finished as it
-        is, without an end mark. 0 leaves a sentence out.
+      limits: the most tokens of every sentence, which then ends without a mark; 0 leaves it out.
       cache_buckets: the lengths of the cache, in rising order; the last is the largest limit.
       begin, end: the token ids of the marks.
       forbidden: ids that are never produced; their probability is not given to the others.
@@ -199,10 +194,7 @@ def _better(
     length: Int32[Array, ""],
     length_penalty: ArrayLike,
 ) -> Decoded:
-    """The best so far, or the best of those that finish at `length` (-inf: does not finish).
-
-    Of two equal scores the shorter hypothesis wins.
-    """
+    """The best so far, or of those that finish at `length` (-inf: none); of equals the shorter."""
     first = jnp.argmax(logprobs, axis=1)
     score = jnp.take_along_axis(logprobs, first[:, None], axis=1)[:, 0] / length.astype(jnp.float32) ** length_penalty
     wins = score > best.scores

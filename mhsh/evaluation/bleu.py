@@ -98,14 +98,10 @@ def bootstrap(
     """The 95 % interval of the mean difference of pairs, for other lines and other pairs.
 
     Each resample draws lines, the same for all systems (Koehn 2004, "Statistical significance tests
-    for machine translation evaluation"), and pairs, both with replacement. Few pairs make an
-    interval of percentiles too narrow. So these are Hesterberg's expanded percentiles (arXiv
-    1411.5279; ExpandProbs of R's package resample), which make it Student's where the values are
-    normal. One pair alone is not resampled: its interval says nothing of other seeds.
-
-    Args:
-      ours, theirs: what `score` takes, of each line
-      score: of the sums over lines
+    for machine translation evaluation"), and pairs, both with replacement; `score` is of the sums
+    over lines. Few pairs make an interval of percentiles too narrow. So these are Hesterberg's
+    expanded percentiles (arXiv 1411.5279; ExpandProbs of R's package resample), which make it
+    Student's where the values are normal. One pair alone says nothing of other seeds.
     """
     pairs, lines, _ = ours.shape
     draw = np.random.default_rng(0)

@@ -59,10 +59,7 @@ def _means(of_batches: Sequence[WeightedSums]) -> dict[str, float]:
 
 
 def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarray, "rows C"]) -> dict[str, float]:
-    """GLUE's metrics of the task on its validation rows.
-
-    With several evaluation sets, each name begins with that of the set: matched_, mismatched_.
-    """
+    """GLUE's metrics of the task on its validation rows; of MNLI as matched_ and mismatched_."""
     predictions, labels = predicted_labels(corpus.glue, logits), corpus.validation.all()["targets"]
     metrics: dict[str, float] = {}
     start = 0
@@ -75,10 +72,8 @@ def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarra
 
 
 def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> dict[str, float]:
-    """SQuAD's official metrics on the validation questions, in percent.
-
-    For SQuAD 2.0, a question is left unanswered if no answer scores higher than the best answer.
-    The metrics that begin with best_ use the threshold on this difference that is best here.
+    """SQuAD's official metrics on the validation questions, in percent. In SQuAD 2.0 a question is
+    unanswered if no answer scores higher than the best; best_ is of the best threshold.
     """
     data = corpus.validation_data
     answers = find_answers(data.questions, corpus.windows, logits)
@@ -92,18 +87,9 @@ def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> d
 
 
 def translation_metrics(
-    model: Seq2Seq,
-    params: Any,
-    tokenizer: SubwordTokenizer,
-    pairs: Sequence[Pair],
-    *,
-    num_hypotheses: int,
-    length_penalty: float,
+    model: Seq2Seq, params: Any, tokenizer: SubwordTokenizer, pairs: Sequence[Pair], *, num_hypotheses: int, length_penalty: float
 ) -> dict[str, float]:
-    """`bleu` and `chrf` (0 to 100, by sacreBLEU) and `exact_match` (the share of equal lines).
-
-    Sources longer than the model's positions are cut.
-    """
+    """`bleu` and `chrf` (0 to 100, by sacreBLEU) and `exact_match` (the share of equal lines)."""
     from mhsh.evaluation.bleu import score_translations  # not above: no other model needs sacreBLEU
 
     translated = translate_lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 
@@ -20,16 +21,9 @@ def predicted_labels(task: GlueTask, logits: Float[np.ndarray, "examples C"]) ->
 def score_glue(
     task: GlueTask, labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]
 ) -> dict[str, float]:
-    """The metrics of a task by name, in GLUE's order.
-
-    They are shares or correlations, from -1 to 1; GLUE prints 100 times as much.
-
-    Args:
-      labels: classes, or the scores of a regression.
-      predictions: classes, or any finite numbers for a regression.
-
-    Raises UserError where a prediction is not finite. Raises ValueError where there are no
-    examples.
+    """The metrics of a task by name, in GLUE's order, of classes or the numbers of a regression:
+    shares or correlations, from -1 to 1, of which GLUE prints 100 times as much. Raises UserError
+    where a prediction is not finite, ValueError where there are no examples.
     """
     if not labels.size:
         raise ValueError("no examples")
@@ -48,9 +42,8 @@ def accuracy(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray
 
 
 def f1(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """The harmonic mean of precision and recall of class 1.
-
-    As in scikit-learn, it is 0 if neither labels nor predictions have class 1.
+    """The harmonic mean of precision and recall of class 1; 0 if there is none, as in
+    scikit-learn.
     """
     true_positives = int(np.sum((labels == 1) & (predictions == 1)))
     positives = int(np.sum(labels == 1)) + int(np.sum(predictions == 1))
@@ -58,9 +51,8 @@ def f1(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " ex
 
 
 def matthews(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """Matthews' correlation, for any number of classes (Gorodkin 2004, R_K).
-
-    As in scikit-learn, it is 0 if the labels or the predictions are all of one class.
+    """Matthews' correlation, for any number of classes (Gorodkin 2004, R_K); 0 if all labels or all
+    predictions are of one class, as in scikit-learn.
     """
     classes = np.union1d(labels, predictions)
     # Python integers, because products of counts may exceed 64 bits.
@@ -72,17 +64,8 @@ def matthews(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray
     return covariance / math.sqrt(variances[0] * variances[1]) if all(variances) else 0.0
 
 
-def pearson(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """Pearson's correlation; nan if the labels or the predictions are all equal."""
-    return _correlation("pearsonr", labels, predictions)
-
-
-def spearman(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """Spearman's rank correlation; nan if the labels or the predictions are all equal."""
-    return _correlation("spearmanr", labels, predictions)
-
-
-def _correlation(name: str, labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
+def correlation(name: str, labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
+    """pearsonr or spearmanr of scipy; nan if the labels or the predictions are all equal."""
     from scipy import stats  # takes a second to import, and one task needs it
 
     if any(np.all(values == values[0]) for values in (labels, predictions)):
@@ -92,4 +75,10 @@ def _correlation(name: str, labels: Real[np.ndarray, " examples"], predictions: 
         return float(getattr(stats, name)(labels, predictions).statistic)
 
 
-_METRICS = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "pearson": pearson, "spearman": spearman}
+_METRICS = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "pearson": functools.partial(correlation, "pearsonr"),
+    "spearman": functools.partial(correlation, "spearmanr"),
+}

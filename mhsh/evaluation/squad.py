@@ -44,9 +44,7 @@ class Answers:
         return self.candidates[0].text
 
     def details(self) -> dict[str, Any]:
-        """The candidates with their probabilities among themselves, and `null_difference`, for
-        JSON.
-        """
+        """The candidates with their probabilities, and `null_difference`, for JSON."""
         scores = np.array([candidate.score for candidate in self.candidates])
         shares = np.exp(scores - scores.max(initial=-np.inf))
         return {
@@ -111,14 +109,13 @@ def _distinct(candidates: Sequence[Candidate], num_best: int) -> tuple[Candidate
 
 
 def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, float | int]:
-    """The metrics of the official scorer, under its names, in percent.
+    """The metrics of the official scorer, under its names, in percent: of SQuAD 1.1 `exact_match`
+    and `f1`, of 2.0 `exact` and `f1`, also for questions with (HasAns_) and without an answer
+    (NoAns_).
 
-    SQuAD 1.1: `exact_match` and `f1`. SQuAD 2.0: `exact` and `f1`, also for questions with
-    (HasAns_) and without an answer (NoAns_). A question without a prediction counts as wrong, as in
-    the scorer of 1.1 (that of 2.0 stops there). `missing` is the number of these questions,
-    `unknown` that of predictions for other questions, which are ignored. Raises UserError where a
-    question has neither an answer nor is impossible, or no prediction is for a question of the
-    data.
+    A question without a prediction counts as wrong, as in the scorer of 1.1 (that of 2.0 stops
+    there); there are `missing` of them, and `unknown` predictions for others. Raises UserError
+    where a question has neither an answer nor is impossible, or no prediction is for the data.
     """
     ids = {question.id for question in data.questions}
     missing = len(ids - predictions.keys())
@@ -134,11 +131,8 @@ def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, fl
 def score_best_thresholds(
     questions: Sequence[Question], predictions: Mapping[str, str], no_answer_scores: Mapping[str, float]
 ) -> dict[str, float]:
-    """`best_exact` and `best_f1` of SQuAD 2.0, in percent: of the threshold on the scores, above
-    which no answer is given, that is best for these questions; and that threshold (`_thresh`).
-
-    Args:
-      no_answer_scores: by question id; higher means that no answer is more likely.
+    """`best_exact` and `best_f1` of SQuAD 2.0, in percent: of the threshold (`_thresh`) on the
+    scores, above which no answer is given, that is best for these questions.
     """
     metrics: dict[str, float] = {}
     for name, metric in _METRICS_V2.items():
@@ -220,11 +214,9 @@ def _best_threshold(
     scores: Mapping[str, float],
     no_answer_scores: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The best score of any threshold, in percent, and that threshold.
-
-    It begins with no answers and admits predictions one by one, in the order of their
-    scores. Like the official scorer, it may stop between equal scores, where no threshold could,
-    and its first threshold is 0.
+    """The best score of any threshold, in percent, and that threshold. It admits predictions one by
+    one, in the order of their scores. Like the official scorer, it may stop between equal scores,
+    where no threshold could, and its first threshold is 0.
     """
     impossible = {question.id: question.is_impossible for question in questions}
     current = best = float(sum(impossible[question_id] for question_id in scores))

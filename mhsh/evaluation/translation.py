@@ -65,23 +65,12 @@ def model_decoder(
 
 
 def translate_lines(
-    lines: Sequence[str],
-    tokenizer: SubwordTokenizer,
-    decode: Decoder,
-    *,
-    max_positions: int,
-    batch_tokens: int,
-    cut_overlong: bool,
+    lines: Sequence[str], tokenizer: SubwordTokenizer, decode: Decoder, *, max_positions: int, batch_tokens: int, cut_overlong: bool
 ) -> Translated:
-    """One translation per line, in order; a line without text gives an empty line.
-
-    Args:
-      decode: from `model_decoder`.
-      max_positions: the longest sentence that the model reads or writes, in tokens with end mark.
-      batch_tokens: source tokens per batch, with padding; a longer sentence is a batch of its own.
-      cut_overlong: cut longer sentences instead of raising an error.
-
-    Raises UserError where a line is too long, or the model's probabilities are not finite.
+    """One translation per line, in order; a line without text gives an empty line. A batch has
+    `batch_tokens` source tokens, with padding, or a longer sentence alone. Raises UserError where a
+    line is longer than `max_positions` tokens with its end mark (`cut_overlong`: it is cut), or the
+    model's probabilities are not finite.
     """
     texts = [clean_text(line) for line in lines]
     sentences, num_cut = [], 0
@@ -113,10 +102,7 @@ def translate_lines(
 def sentence_batches(
     sentences: Sequence[Sentence], max_positions: int, batch_tokens: int
 ) -> Iterator[tuple[Sequence[Sentence], int, int]]:
-    """(sentences, number of rows, length) of every batch, longest first.
-
-    All batches of one length have the same number of rows.
-    """
+    """(sentences, rows, length) of every batch, longest first; equal lengths have equal rows."""
     by_length: dict[int, list[Sentence]] = {}
     for sentence in sorted(sentences, key=lambda sentence: -len(sentence.tokens)):
         by_length.setdefault(padded_length(len(sentence.tokens), max_positions), []).append(sentence)

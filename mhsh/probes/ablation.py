@@ -14,15 +14,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.types import Batch, decoder_stack, encoder_stack, in_stack_order
-from mhsh.probes.interceptors import (
-    PROBE,
-    STACK_OF_LAYER,
-    after_calls,
-    map_examples,
-    non_padding,
-    plain_model,
-    run_intercepted,
-)
+from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, map_examples, non_padding, plain_model, run_intercepted
 from mhsh.probes.similarity import similarities
 
 

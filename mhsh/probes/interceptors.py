@@ -31,9 +31,7 @@ Interceptor = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...]], An
 
 
 def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...], Any], Any]) -> Interceptor:
-    """Replaces the result of calling a module whose type is one of `types` by `function` of the
-    module, its arguments and its result.
-    """
+    """Replaces the result of modules of `types` by `function` of module, arguments and result."""
 
     def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         result = call(*args)
@@ -43,10 +41,8 @@ def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...]
 
 
 def plain_model(config: ModelConfig) -> Model:
-    """The model of a config by XLA alone and without rematerialisation: kernels hide what an
+    """The same function by XLA alone and without rematerialisation: kernels hide what an
     interceptor wants to see, and rematerialisation repeats it.
-
-    It computes the same function of the same parameters.
     """
     return build_model(replace(by_xla(config), remat_policy="none"))
 
@@ -87,9 +83,7 @@ def non_padding(batch: Batch, stack: str) -> Bool[Array, "B T"]:
 
 
 def map_examples(function: Callable[[Batch], Any], batch: Batch) -> Any:
-    """Stacks `function` of each example of a batch, given as a batch of one. So the intermediate
-    values of only one example are in memory.
-    """
+    """Stacks `function` of each example, as a batch of one: only its values are in memory."""
     examples = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
     return jax.lax.map(function, examples)
 

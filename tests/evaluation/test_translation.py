@@ -47,12 +47,7 @@ class Echo:
 
 def translate(lines, decoder, batch_tokens=64, cut_overlong=False):
     return translate_lines(
-        lines,
-        small_tokenizer(),
-        decoder,
-        max_positions=MAX_POSITIONS,
-        batch_tokens=batch_tokens,
-        cut_overlong=cut_overlong,
+        lines, small_tokenizer(), decoder, max_positions=MAX_POSITIONS, batch_tokens=batch_tokens, cut_overlong=cut_overlong
     )
 
 

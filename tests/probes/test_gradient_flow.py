@@ -15,8 +15,7 @@ SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0]]
 
 
 @pytest.mark.parametrize(
-    "residual",
-    ["hybrid_norm", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES.names() if name != "hybrid_norm")],
+    "residual", ["hybrid_norm", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEMES.names() if name != "hybrid_norm")]
 )
 def test_the_norms_are_those_of_the_gradient_and_the_parts_add_up(tiny, make_batch, random_params, residual):
     config = tiny(residual=residual)
