@@ -192,7 +192,7 @@ class StreamedTask(Task[TokenizerT]):
                 words = ", ".join(f"{count} {name}" for name, count in counts.items())
                 rule = self.item_rule()
                 raise UserError(
-                    f"{source} leaves {size} {self.items} for {split}, which needs {self.min_items} ({words}, "
+                    f"{source} leaves {size} {self.items[:-1] if size == 1 else self.items} for {split}, which needs {self.min_items} ({words}, "
                     f"data.validation_fraction = {data.validation_fraction}); {rule}give more {self.items}, "
                     "or change data.validation_fraction or data.seed"
                 )

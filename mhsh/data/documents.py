@@ -12,8 +12,7 @@ from mhsh.config.registry import WITH
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.synthetic import copying, recall
-from mhsh.data.text_documents import BLANKS, read_jsonl, read_lines, read_text, read_whole_files
-from mhsh.data.text_files import matching_files, with_field
+from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_files, with_field
 from mhsh.data.tfds import open_split
 from mhsh.errors import UserError, closest
 
@@ -54,7 +53,7 @@ _MANUAL = "the manual and the docstrings of the Python that runs, 2 MB of Englis
 _ANSWERS = "keys with their digits, then questions with answers"
 for _source in (
     Source("text", "GLOB|DIR", "text files", "the lines up to a blank line", read_text, "*"),
-    Source("lines", "GLOB|DIR", "text files", "a line", read_lines, "*"),
+    Source("lines", "GLOB|DIR", "text files", "a line", read_each_line, "*"),
     Source("files", "GLOB|DIR", "text files", "a file", read_whole_files, "*"),
     Source("jsonl", "GLOB|DIR[:FIELD]", "lines of JSON", _FIELD, read_jsonl, "*.json*"),
     Source("parquet", "GLOB|DIR[:COLUMN]", "Parquet files", _COLUMN, read_parquet, "*.parquet"),

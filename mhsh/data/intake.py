@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from mhsh.data.documents import document_rule, documents, files_of
-from mhsh.data.text_documents import text_field
-from mhsh.data.text_files import first_bytes, text_lines
+from mhsh.data.text_files import first_bytes, text_field, text_lines
 from mhsh.data.wordpiece import Tokenizer, check_known, count_unknown, unknown_fraction
 from mhsh.encoding import marked_encoding, signature
 from mhsh.errors import UserError

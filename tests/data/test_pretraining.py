@@ -133,7 +133,7 @@ def test_saved_vocabulary_wins(english_source: str, english: list[str], tmp_path
     [
         (0.0, False, r"leaves 0 documents for validation, which needs 1 \(61 read, 0 empty, 1 duplicates, .*_fraction = 0\.0\)"),
         (0.999999, True, r"leaves 0 documents for train, which needs 2"),
-        (0.02, True, r"leaves [01] documents for validation, which needs 2"),
+        (0.02, True, r"leaves (0 documents|1 document) for validation, which needs 2"),
     ],
 )
 def test_too_few_documents_on_a_side(

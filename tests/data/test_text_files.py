@@ -16,8 +16,7 @@ import pyarrow
 import pytest
 
 from mhsh.data import text_files
-from mhsh.data.text_documents import read_text, read_whole_files
-from mhsh.data.text_files import read_lines, text_lines
+from mhsh.data.text_files import read_lines, read_text, read_whole_files, text_lines
 from mhsh.errors import UserError
 
 CONTENT = "\ufeffone\u0085still one\x0cstill\r\n\r\n\ufeffzwei ü\n\nlast".encode()
