@@ -190,9 +190,9 @@ class StreamedTask(Task[TokenizerT]):
                 given = split == VALIDATION and getattr(data, "validation_source", "")
                 source = f"data.validation_source = {given!r}" if given else f"data.source = {data.source!r}"
                 words = ", ".join(f"{count} {name}" for name, count in counts.items())
-                rule = self.item_rule()
+                rule, items = self.item_rule(), self.items[:-1] if size == 1 else self.items
                 raise UserError(
-                    f"{source} leaves {size} {self.items[:-1] if size == 1 else self.items} for {split}, which needs {self.min_items} ({words}, "
+                    f"{source} leaves {size} {items} for {split}, which needs {self.min_items} ({words}, "
                     f"data.validation_fraction = {data.validation_fraction}); {rule}give more {self.items}, "
                     "or change data.validation_fraction or data.seed"
                 )
