@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from pathlib import Path
 
@@ -89,7 +90,11 @@ def test_folders_that_save_to_disk_did_not_write_whole(tmp_path: Path) -> None:
     assert f"holds the splits train, test; name one of them: arrow:{tmp_path}/train" in refusal(f"arrow:{tmp_path}")
 
 
-def test_files_are_sorted_and_globs_go_into_folders(tmp_path):
+@pytest.mark.parametrize("order", [1, -1])
+def test_files_are_sorted_and_globs_go_into_folders(tmp_path, monkeypatch, order):
+    """Whatever the order in which the system lists them."""
+    listed = glob.glob
+    monkeypatch.setattr(glob, "glob", lambda *found, **options: sorted(listed(*found, **options))[::order])
     for name in ("b/2", "b/10", "a/deep/down/0", "c"):
         write(tmp_path / "x" / f"{name}.parquet", [name])
     write(tmp_path / "x" / "b" / "empty.parquet", pyarrow.array([], pyarrow.string()))
