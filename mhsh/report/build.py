@@ -258,12 +258,7 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
         spent = [tokens / size for run, size in zip(group.runs, sizes, strict=True) if (tokens := run.spent("tokens"))]
         if BUDGET not in group.settings or not spent:
             continue
-        tuned = group.choice.over if group.choice else ""
-        settings = {path: value for path, value in group.settings.items() if path not in (BUDGET, tuned)}
-        named = [f"{path.split('.')[-1]} {value}" for path, value in settings.items()]
-        several_alike = any(_shape(each) == _shape(group) and each is not group for each in section.groups)
-        words = [*comparison.section[:1] * several, _shape(group), *named * several_alike]
-        name = ", ".join(words)
+        name = ", ".join([*comparison.section[:1] * several, group.name])
         looks.setdefault(name, (color, len([each for each, _ in looks.values() if each == color])))
         finding = comparison.findings[place]
         for of_difference, of in ((False, comparison.estimates[place]), (True, finding.difference if finding else None)):

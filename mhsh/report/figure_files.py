@@ -29,14 +29,7 @@ _HANDLE = 0.52  # inches, of the sample of a curve and the space around it
 
 # Okabe and Ito's palette without its yellow and black, which vanish on a white or a black page.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-# matplotlib's name, SVG's stroke-dasharray
-_DASHES = (
-    ("-", "none"),
-    ("--", "7 4"),
-    (":", "2 3"),
-    ("-.", "7 3 2 3"),
-    ((0, (8, 3)), "13 4"),
-)
+_DASHES = ((), (7, 4), (2, 3), (7, 3, 2, 3), (13, 4))
 # matplotlib's name, an SVG path around the origin, 10 units wide
 _SYMBOLS = (
     ("o", "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z"),
@@ -50,22 +43,26 @@ _SYMBOLS = (
 
 @dataclasses.dataclass(frozen=True)
 class CurveStyle:
-    """How the curve of one run or group looks, in the words of matplotlib and SVG."""
+    """How the curve of one run or group looks."""
 
     color: str
-    linestyle: str | tuple[int, tuple[int, ...]]
-    marker: str
-    dash_array: str  # SVG's stroke-dasharray
-    marker_path: str  # an SVG path around the origin, 10 units wide
+    dash: tuple[int, ...]  # SVG's stroke-dasharray, of lines that are 2 wide; empty: solid
+    marker: str  # an SVG path around the origin, 10 units wide
+    symbol: str = ""  # the marker as matplotlib calls it
+
+    @property
+    def linestyle(self) -> Any:
+        """The dash as matplotlib has it, in widths of the line."""
+        return (0, tuple(each / 2 for each in self.dash)) if self.dash else "-"
 
 
 def curve_style(color: int, variant: int = 0) -> CurveStyle:
     """A colour and a marker a shape, of which the first 210 differ with their dashes; and a dash a
     variant of it, such as a length of training.
     """
-    linestyle, dash_array = _DASHES[(variant + color // len(_COLORS)) % len(_DASHES)]
-    marker, marker_path = _SYMBOLS[(color + variant // len(_DASHES)) % len(_SYMBOLS)]
-    return CurveStyle(_COLORS[color % len(_COLORS)], linestyle, marker, dash_array, marker_path)
+    dash = _DASHES[(variant + color // len(_COLORS)) % len(_DASHES)]
+    symbol, marker = _SYMBOLS[(color + variant // len(_DASHES)) % len(_SYMBOLS)]
+    return CurveStyle(_COLORS[color % len(_COLORS)], dash, marker, symbol)
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:

@@ -77,7 +77,7 @@ def points_figure(points: Points, width: float = COLUMN) -> Figure:
         y = [point.y for point in series.points]
         low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
         high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
-        axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle, marker=style.marker)
+        axes.errorbar(x, y, (low, high), color=style.color, linestyle=style.linestyle, marker=style.symbol)
     axes.set_xscale("log")
     ticks = log_ticks(*axes.get_xlim())
     axes.set_xticks(ticks, map(_tick, ticks))
@@ -121,7 +121,7 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
         # Begun at different rows: markers of curves that lie on each other stay visible.
         first = len(axes.lines) * every // 5 % every
         axes.fill_between(line.x, line.low, line.high, color=style.color, alpha=0.18, linewidth=0)
-        axes.plot(line.x, line.y, color=style.color, linestyle=style.linestyle, marker=style.marker, markevery=(first, every))
+        axes.plot(line.x, line.y, color=style.color, linestyle=style.linestyle, marker=style.symbol, markevery=(first, every))
     first, last = min((line.x[0] for _, line in each), default=0.0), max((line.x[-1] for _, line in each), default=0.0)
     is_long = max((len(line.x) for _, line in each), default=0) > _SHORT
     start = first + _START * (last - first) if is_long else first
@@ -137,5 +137,5 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
 
 def _sample(style: CurveStyle) -> Line2D:
     drawn = Line2D([], [])
-    drawn.set(color=style.color, linestyle=style.linestyle, marker=style.marker)
+    drawn.set(color=style.color, linestyle=style.linestyle, marker=style.symbol)
     return drawn

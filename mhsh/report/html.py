@@ -25,7 +25,7 @@ from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Column, 
 from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
-_REFERENCE = CurveStyle("#7F7F7F", ":", "", dash_array="3 4", marker_path="")
+_REFERENCE = CurveStyle("#7F7F7F", (3, 4), "")
 _VIEWS = {GROUPS: "means with 95 % bands", RUNS: "single runs", DIFFERENCE: "difference to the baseline"}
 
 
@@ -133,23 +133,18 @@ def _content(report: Report) -> dict[str, Any]:
     """What the scripts read: the fields of Curves, the points, and the styles of all lines."""
     curves, points = report.curves, [_fields(figure) for figure in report.points]
     for figure in points:
-        figure["series"] = [_fields(each) | _script_style(curve_style(each.color, each.variant)) for each in figure["series"]]
+        figure["series"] = [_fields(each) | _fields(curve_style(each.color, each.variant)) for each in figure["series"]]
     if curves is None:
         return {"runs": (), "points": points}
-    runs = [_fields(run) | {"style": _script_style(_run_style(curves, place))} for place, run in enumerate(curves.runs)]
-    groups = [_fields(group) | {"style": _script_style(_group_style(group))} for group in curves.groups]
+    runs = [_fields(run) | {"style": _run_style(curves, place)} for place, run in enumerate(curves.runs)]
+    groups = [_fields(group) | {"style": _group_style(group)} for group in curves.groups]
     most = max((len(set(values)) for values in curves.fields.values()), default=0)
-    styles = [_script_style(curve_style(place)) for place in range(most)]
+    styles = [curve_style(place) for place in range(most)]
     return {**_fields(curves), "runs": runs, "groups": groups, "points": points, "styles": styles}
 
 
 def _fields(of: Any) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
-
-
-def _script_style(style: CurveStyle) -> dict[str, Any]:
-    dash = [] if style.dash_array == "none" else list(map(int, style.dash_array.split()))
-    return {"color": style.color, "dash": dash, "marker": style.marker_path}
 
 
 def _to_json(value: Any) -> str:

@@ -195,7 +195,7 @@ def _line(axes: Axes, index: int, label: str, x: Sequence[float] | np.ndarray, y
     style = curve_style(index)
     every = max(1, len(x) // 12)
     # The space in front: matplotlib ignores labels that begin with an underscore.
-    axes.plot(x, y, color=style.color, linestyle=style.linestyle, marker=style.marker, markevery=every, label=f" {label}")
+    axes.plot(x, y, color=style.color, linestyle=style.linestyle, marker=style.symbol, markevery=every, label=f" {label}")
 
 
 def _band(axes: Axes, index: int, label: str, x: np.ndarray, rows: Sequence[Any] | np.ndarray) -> None:

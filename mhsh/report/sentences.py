@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from mhsh.storage import outcome
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, Pooled
-from mhsh.verdict.estimate import MIN_SEEDS, TOO_FEW, Estimate, wilson
+from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, TOO_FEW, Estimate
 from mhsh.verdict.fairness import Fairness, other_unit
 from mhsh.verdict.findings import (
     LEVEL,
@@ -122,8 +122,9 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     for finding in findings:
         if finding.verdict == UNTRAINED:
             shares = [_trained_words(each) for each in (finding.group, groups[comparison.baseline])]
+            fisher = f", Fisher's exact p = {finding.trained:.2g}" if finding.trained is not None else ""
             ranks = f", rank test with those that did not as the worst p = {finding.ranks:.2g}" if finding.ranks is not None else ""
-            yield f"{' and '.join(shares)}{_fisher_words(finding)}{ranks}: their losses are not compared."
+            yield f"{' and '.join(shares)}{fisher}{ranks}: their losses are not compared."
     yield from _together(fair)
     yield from _missing(groups)
     choices = _choices(groups)
@@ -337,12 +338,10 @@ def _trained_words(group: Group) -> str:
     total = len(group.trained) + len(group.untrained)
     if not total:
         return f"no run of {group.name} has ended"
-    low, high = wilson(len(group.trained), total)
-    return f"{len(group.trained)} of {total} runs of {group.name} trained ({100 * low:.0f} to {100 * high:.0f} %)"
+    from scipy import stats  # which takes a second
 
-
-def _fisher_words(finding: Finding) -> str:
-    return f", Fisher's exact p = {finding.trained:.2g}" if finding.trained is not None else ""
+    share = stats.binomtest(len(group.trained), total).proportion_ci(CONFIDENCE, "wilson")
+    return f"{len(group.trained)} of {total} runs of {group.name} trained ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
 
 
 def _better(comparison: Comparison, finding: Finding) -> bool | None:

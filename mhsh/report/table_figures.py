@@ -40,7 +40,7 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
             if cell.note:
                 ends = [low - high if cell.low is None else cell.low, high - low if cell.high is None else cell.high]
                 axes.plot(ends, [at, at], color=style.color)
-            axes.plot([cell.value], [at], style.marker, color=style.color)
+            axes.plot([cell.value], [at], style.symbol, color=style.color)
     room = 0.04 * (high - low)
     axes.set_xlim(low - room, high + room)
     axes.set_ylim(len(lines) - 0.5, -0.5)

@@ -4,6 +4,7 @@ several differences say together.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import statistics
@@ -74,17 +75,15 @@ def decide(
     if words != UNDECIDED or not apart.has_interval:
         return Decision(words, margin)
 
-    def decided(seeds: int, doubt: Doubt) -> bool:
-        more = dataclasses.replace(apart, seeds=seeds, error=apart.error * math.sqrt(apart.seeds / seeds))
+    def decided(more: int) -> bool:
+        seeds = apart.seeds + more
         wider = spread._replace(freedom=spread.freedom * (seeds - 1) // (apart.seeds - 1))
-        return against(judge(more, wider, doubt, tests), margin) != UNDECIDED
+        expected = dataclasses.replace(apart, seeds=seeds, error=apart.error * math.sqrt(apart.seeds / seeds))
+        return against(judge(expected, wider, doubt, tests), margin) != UNDECIDED
 
-    fewest, most = apart.seeds, MOST_SEEDS + apart.seeds
-    if decided(most, doubt):
-        while most - fewest > 1:
-            middle = (fewest + most) // 2
-            fewest, most = (fewest, middle) if decided(middle, doubt) else (middle, most)
-        return Decision(words, margin, most - apart.seeds)
+    more = bisect.bisect_left(range(MOST_SEEDS + 1), True, 1, key=decided)
+    if more <= MOST_SEEDS:
+        return Decision(words, margin, more)
     alone = judge(apart, spread, tests=tests)
     return Decision(words, margin, values=tuple(values((alone.high - alone.low) / 2)))
 

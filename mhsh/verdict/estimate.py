@@ -202,24 +202,6 @@ def _level(half: Callable[[float], float], nearest: float) -> float:
     return math.exp(high)
 
 
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share, `count` of `total` > 0 (Wilson 1927)."""
-    z_squared = 1.959963984540054**2
-    middle = (count + z_squared / 2) / (total + z_squared)
-    half = math.sqrt(z_squared * (count * (total - count) / total + z_squared / 4)) / (total + z_squared)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def fisher(count: int, total: int, baseline_count: int, baseline_total: int) -> float:
-    """The two-sided p-value of Fisher's exact test: are the two shares equal? Tables with the same
-    margins count if they are as improbable as this one.
-    """
-    both = count + baseline_count
-    fewest = max(0, both - baseline_total)
-    ways = [math.comb(total, ours) * math.comb(baseline_total, both - ours) for ours in range(fewest, min(both, total) + 1)]
-    return sum(each for each in ways if each <= ways[count - fewest]) / sum(ways)
-
-
 def rank_sum(values: Sequence[float], baseline: Sequence[float]) -> float:
     """The two-sided p-value of Wilcoxon's exact rank test: is neither group above the other? Equal
     values have their mean rank, infinite ones the last, or the first.

@@ -20,7 +20,6 @@ from mhsh.verdict.estimate import (
     Estimate,
     Replicate,
     difference,
-    fisher,
     judge,
     known_estimate,
     rank_sum,
@@ -229,8 +228,10 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
         group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios=cost_ratios(group, other, measured.measure.split)
     )
     if group.untrained or other.untrained:
-        counts = [(len(each.trained), len(each.trained) + len(each.untrained)) for each in (group, other)]
-        p_value = fisher(*counts[0], *counts[1]) if all(total for _, total in counts) else None
+        from scipy import stats  # which takes a second
+
+        counts = [(len(each.trained), len(each.untrained)) for each in (group, other)]
+        p_value = float(stats.fisher_exact(counts).pvalue) if all(map(any, counts)) else None
         worst = math.inf if measured.measure.lower_is_better else -math.inf
         ranked = [[*of.values(), *[worst] * len(each.untrained)] for of, each in ((ours, group), (theirs, other))]
         ranks = rank_sum(*ranked) if one_unit and min(map(len, ranked)) >= MIN_SEEDS else None

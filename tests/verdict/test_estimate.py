@@ -23,11 +23,9 @@ from mhsh.verdict.estimate import (
     Spread,
     difference,
     estimate,
-    fisher,
     judge,
     rank_sum,
     spreads,
-    wilson,
 )
 
 LOSSES = st.floats(0.5, 12, allow_nan=False).map(lambda loss: round(loss, 6))
@@ -197,15 +195,3 @@ def test_ranks_as_all_divisions_into_two_groups_have_them(ours: list[int], their
     sums = np.array([ranks[list(each)].sum() for each in itertools.combinations(range(len(values)), count)])
     away = abs(sums - count * ranks.mean())
     assert rank_sum(values[:count], values[count:]) == pytest.approx(np.mean(away >= away[0] - 1e-9))
-
-
-def test_shares_as_scipy_has_them() -> None:
-    for total in range(1, 8):
-        for count in range(total + 1):
-            peer = stats.binomtest(count, total).proportion_ci(method="wilson")
-            assert wilson(count, total) == pytest.approx((peer.low, peer.high), abs=1e-12)
-            for other in range(6):
-                table = [[count, total - count], [other, 5 - other]]
-                assert fisher(count, total, other, 5) == pytest.approx(stats.fisher_exact(table).pvalue)
-    assert fisher(5, 5, 0, 5) == pytest.approx(2 / math.comb(10, 5))
-    assert fisher(3, 3, 0, 3) == pytest.approx(0.1)  # three runs of each cannot tell
