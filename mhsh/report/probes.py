@@ -286,16 +286,9 @@ def _ablation(panels: Sequence[Axes], document: Document) -> None:
 def _amplification(panels: Sequence[Axes], document: Document) -> None:
     (axes,) = panels
     axes.set_xscale("log", base=2)
-    ticks = _draw_schemes(axes, document["schemes"])
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
     axes.set_yscale("log")
-
-
-def _draw_schemes(axes: Axes, schemes: Sequence[dict[str, Any]]) -> list[int]:
-    """Returns the places of the points."""
     ticks: set[int] = set()
-    for index, scheme in enumerate(schemes):
+    for index, scheme in enumerate(document["schemes"]):
         points = [point for point in scheme["points"] if point["mean"]]
         if not points:
             continue
@@ -309,7 +302,8 @@ def _draw_schemes(axes: Axes, schemes: Sequence[dict[str, Any]]) -> list[int]:
         # A logarithm has no place for an interval's end below 0.
         bounds = np.array([[max(point["low"], 1e-3 * point["mean"]), point["high"]] for point in points])
         axes.fill_between(n, bounds[:, 0], bounds[:, 1], color=curve_style(index).color, alpha=0.15, linewidth=0)
-    return sorted(ticks)
+    axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
+    axes.minorticks_off()
 
 
 _DEPTH, _NORM = "depth (1: the last layer)", r"$\|\nabla L\|_2$"
