@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -30,11 +29,9 @@ REST = 4.0  # times the last computation, before the next one: watching takes at
 _OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 
 _Files = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
-_Signatures = tuple[tuple[tuple[str, _Files], ...], tuple[str, ...]]  # of every run; what is refused
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """One state of the report."""
 
     page: bytes
@@ -53,7 +50,7 @@ class Watched:
         self._compute = compute
         self._rest = rest
         self._lock = threading.Lock()
-        self._seen: _Signatures | None = None
+        self._seen: Any = None  # the files of every run, and what is refused
         self._rest_until = 0.0
         self._newest: Snapshot | None = None
 
@@ -70,19 +67,19 @@ class Watched:
             paths, refused = find_runs(self._folders)
             # In a sweep also its plan, and how cells ended that never became a run.
             looked = (*paths, *self._folders, *(folder / "ends" for folder in self._folders))
-            signatures = (tuple((str(path), _signature(path)) for path in looked), tuple(refused))
-            if self._newest is None or signatures != self._seen:
+            files = {str(path): _files(path) for path in looked}, refused
+            if self._newest is None or files != self._seen:
                 start = time.monotonic()
                 report = self._compute()
                 content = live_content(report)
                 tag = f'"{hashlib.sha256(content).hexdigest()}"'
-                self._newest, self._seen = Snapshot(to_html(report, live=True), content, tag), signatures
+                self._newest, self._seen = Snapshot(to_html(report, live=True), content, tag), files
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)
             return self._newest
 
 
-def _signature(folder: epath.Path) -> _Files:
+def _files(folder: epath.Path) -> _Files:
     """Name, size and time of every file in a folder; empty if there is no folder (yet)."""
     if not is_dir(folder):
         return ()

@@ -42,11 +42,10 @@ UNMEASURED = "no loss yet"  # of the group or of the baseline
 OTHER_UNIT = "not in one unit"
 
 FINDING_RULE = (
-    "Each group is set against one baseline. If all runs of both that ended have trained, their primary measures are compared: "
-    "that is the only test, one of all those on the page. If not, the finding is how "
-    "many trained, with Wilson's interval and Fisher's exact test, and the losses of those that did are shown without a verdict; "
-    "the test is Wilcoxon's of ranks, in which those that did not train are the worst. "
-    "All else is shown with intervals and not tested. Planned runs that are missing are counted."
+    "Each group is set against one baseline. If all runs of both that ended have trained, their primary measures are compared, "
+    "which is one of all tests of the page. If not, the finding is how many trained, with Wilson's interval and Fisher's exact "
+    "test, and the test is Wilcoxon's of ranks, in which those that did not train are the worst. All else is shown with intervals "
+    "and not tested. Planned runs that are missing are counted."
 )
 TREND_RULE = (
     "Where several sweeps or settings are compared, each has its own baseline. A change is that of the difference to the baseline, "

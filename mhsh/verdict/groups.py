@@ -27,10 +27,10 @@ STUCK, DIVERGED = outcome.ON_PLATEAU, outcome.DIVERGED
 CUT = "without last rows"
 
 GROUP_RULE = (
-    "Runs are one group if their configs are equal in every field but the seeds, and the runs that they start from likewise. The "
+    "Runs are one group if their configs, and those of the runs that they start from, are equal in every field but the seeds. The "
     "unit of replication is the pair of train.seed and data.seed: runs of one group whose curves are equal in every digit count as "
-    "one. A second run of the same config and seeds with another curve starts another group. Within a group data.seed is equal in "
-    "all runs or different in each; else the group is divided."
+    "one, and a second run of the same seeds with another curve starts another group. data.seed is equal in all runs of a group or "
+    "different in each; else the group is divided."
 )
 OUTCOME_RULE = (
     "A run has trained if it made all its steps and left the unigram plateau, or if no entropy is recorded to judge by. "

@@ -21,14 +21,12 @@ LOSS = "loss"
 
 MEASURE_RULE = (
     "The primary measure is the validation loss after the last step, or what --measure names; it alone is tested. If a run that "
-    "trained has no validation rows, all losses are the final training loss. The cost to reach the target is read off the "
-    "evaluations that all runs that trained have in common."
+    "trained has no validation rows, all losses are the final training loss."
 )
 TARGET_RULE = (
-    "A run reaches the target between the last common evaluation above it and the first one at or below it; the place between them "
-    "is interpolated linearly. Where no evaluation above it comes before, or no common one is at or below it and one of its own "
-    "is, the run took at most that long. Unless --target is "
-    "given, the target is the highest final loss of the baseline's runs: all of them reach it."
+    "A run reaches the target between the last evaluation above it and the first at or below it, interpolated linearly, of those "
+    "that all runs that trained have in common. Where none above it comes before, or only one of its own is at or below it, the "
+    "run took at most that long. Unless --target is given, the target is the highest final loss of the baseline's runs."
 )
 
 
