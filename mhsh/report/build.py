@@ -10,7 +10,7 @@ import numpy as np
 
 from mhsh.config.fields import flatten
 from mhsh.config.shapes import shape_name
-from mhsh.report.curves import describe_metrics, drawn_curve, gap_starts, most_points
+from mhsh.report.curves import describe_metrics, drawn_curve, most_points
 from mhsh.report.report import (
     GROUPS,
     RUNS,
@@ -230,16 +230,8 @@ def _entropies(runs: Sequence[RecordedRun]) -> tuple[Reference, ...]:
 
 def _notes(runs: Sequence[RecordedRun], most: int) -> tuple[str, ...]:
     longest = max(len(curve) for run in runs for curve in run.curves.values())
-    notes = []
-    if longest > most:
-        notes.append(f"Long curves are thinned to about {most:,} points that keep their peaks (the longest has {longest:,}).")
-    for run in runs:
-        for split, curve in run.curves.items():
-            gaps = gap_starts(curve.loss)
-            if len(gaps):
-                steps = ", ".join(f"{step:,.0f}" for step in curve.x["step"][gaps][:5])
-                notes.append(f"{run.name}: the {split} loss is not finite from step {steps} on.")
-    return tuple(notes)
+    thinned = f"Long curves are thinned to about {most:,} points that keep their peaks (the longest has {longest:,})."
+    return (thinned,) if longest > most else ()
 
 
 def _budgets(sections: Sequence[ReportSection]) -> list[Points]:

@@ -203,9 +203,3 @@ def smooth(loss: np.ndarray) -> np.ndarray:
     counts = np.concatenate([[0], np.cumsum(finite)])
     means = (sums[ends] - sums[starts]) / (ends - starts)
     return np.where(counts[ends] - counts[starts] == ends - starts, means, np.nan)
-
-
-def gap_starts(loss: np.ndarray) -> np.ndarray:
-    """The indices of the first rows of each stretch without a finite loss."""
-    bad = ~np.isfinite(loss)
-    return np.flatnonzero(bad & ~np.concatenate([[False], bad[:-1]]))

@@ -45,16 +45,16 @@ def title(comparison: Comparison, prefix: str = "") -> str:
     trained = [place for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained]
     if not trained:
         return f"{prefix}{'No run has trained' if any(group.untrained for group in groups) else 'No run has finished'} yet"
-    best = (min if comparison.measured.measure.lower_is_better else max)(trained, key=lambda place: _mean(comparison, place))
-    rivals = [place for place in trained if place != best and _difference(comparison, best, place) is not None]
-    rivals = [place for place in rivals if comparison.baseline in (best, place)]
+    means = {place: own.mean for place in trained if (own := comparison.estimates[place]) is not None}
+    best = (min if comparison.measured.measure.lower_is_better else max)(means, key=means.__getitem__)
+    rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
+    rivals = [place for place in rivals if _compared(comparison, best, place).difference is not None]
     if not rivals:
         alone = f"{groups[best].name} ends at a {comparison.measured.measure.name} of {_of(comparison.estimates[best])}"
         others = [group for place, group in enumerate(groups) if place not in trained]
         return _fitting(prefix, [f"{alone}; {_beside(others)}", alone] if others else [alone])
-    return _fitting(
-        prefix, _answers(comparison, best, min(rivals, key=lambda place: abs(_mean(comparison, place) - _mean(comparison, best))))
-    )
+    nearest = min(rivals, key=lambda place: abs(means[place] - means[best]))
+    return _fitting(prefix, _answers(comparison, best, nearest))
 
 
 def _beside(others: Sequence[Group]) -> str:
@@ -67,9 +67,11 @@ def _beside(others: Sequence[Group]) -> str:
 
 def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
     """The same answer in fewer and fewer words. One of the two groups is the baseline."""
-    apart = _difference(comparison, best, other)
-    finding = comparison.findings[other if best == comparison.baseline else best]
-    assert apart is not None and finding is not None
+    finding = _compared(comparison, best, other)
+    apart = finding.difference
+    assert apart is not None
+    if best == comparison.baseline:
+        apart = dataclasses.replace(apart, mean=-apart.mean, low=-apart.high, high=-apart.low)
     ours, theirs = (comparison.experiment.groups[place].name for place in (best, other))
     start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
     if finding.decision is not None and finding.decision.words == EQUIVALENT and finding.verdict != TOO_FEW_SEEDS:
@@ -95,18 +97,11 @@ def _fitting(prefix: str, answers: Sequence[str]) -> str:
     )
 
 
-def _mean(comparison: Comparison, place: int) -> float:
-    own = comparison.estimates[place]
-    return math.nan if own is None else own.mean
-
-
-def _difference(comparison: Comparison, place: int, other: int) -> Estimate | None:
-    """How much higher a group ends than another, of which one is the baseline."""
-    if place != comparison.baseline:
-        finding = comparison.findings[place]
-        return finding.difference if finding is not None and other == comparison.baseline else None
-    apart = _difference(comparison, other, place)
-    return apart and dataclasses.replace(apart, mean=-apart.mean, low=-apart.high, high=-apart.low, centre=-apart.centre)
+def _compared(comparison: Comparison, place: int, other: int) -> Finding:
+    """The finding on two groups, of which one is the baseline."""
+    finding = comparison.findings[other if place == comparison.baseline else place]
+    assert finding is not None
+    return finding
 
 
 def sentences(comparison: Comparison) -> Iterable[str]:

@@ -66,11 +66,6 @@ class Estimate:
         return not math.isnan(self.low)
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether there is an interval and zero lies outside."""
-        return self.has_interval and not self.low <= 0 <= self.high
-
-    @property
     def is_moved(self) -> bool:
         """Whether the mean lies in an outer quarter of its interval, which a grid has moved."""
         return abs(self.centre - self.mean) > (self.high - self.low) / 4  # False where one of them is nan, or there is no bound

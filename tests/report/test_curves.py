@@ -15,7 +15,6 @@ from mhsh.report.curves import (
     describe_metrics,
     difference_lines,
     drawn_curve,
-    gap_starts,
     group_lines,
     most_points,
     rounded,
@@ -146,9 +145,3 @@ def test_smoothing_never_bridges_a_gap() -> None:
     loss = np.ones(100)
     loss[50] = math.nan
     assert np.flatnonzero(np.isnan(smooth(loss))).tolist() == [50, 51]
-
-
-def test_gap_starts() -> None:
-    nan = math.nan
-    assert gap_starts(np.array([nan, 1, nan, nan, 2, nan])).tolist() == [0, 2, 5]
-    assert gap_starts(np.array([])).tolist() == []
