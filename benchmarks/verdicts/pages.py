@@ -10,6 +10,7 @@ worst by noise, deviations, seeds and tests.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import digamma, polygamma, stdtrit
+from scipy.optimize import brentq
+from scipy.special import digamma, ndtr, ndtri, polygamma, stdtrit
 
 from benchmarks.verdicts.coverage import BASELINE, NOISES, SMOOTH
 from mhsh.verdict.estimate import EXCESS, MEDIANS, POOLED_WIDENING, WIDENING
@@ -45,7 +47,7 @@ class Cell(NamedTuple):
     tests: int
 
 
-def quantile(freedom: float | np.ndarray, level: float) -> float | np.ndarray:
+def quantile(freedom: float | np.ndarray, level: float | np.ndarray) -> float | np.ndarray:
     return stdtrit(freedom, 1 - level / 2)
 
 
@@ -54,7 +56,7 @@ def errors(apart: Differences) -> Halves:
     return np.maximum(apart.std(axis=2, ddof=1), 1e-5) / math.sqrt(apart.shape[2])
 
 
-def taken(apart: Differences, level: float, pooled_widening: float = POOLED_WIDENING) -> Halves:
+def taken(apart: Differences, level: float | np.ndarray, pooled_widening: float = POOLED_WIDENING) -> Halves:
     """DIFFERENCE_RULE of mhsh/verdict/estimate.py, of all pages at once."""
     tests, seeds = apart.shape[1:]
     own = errors(apart)
@@ -64,6 +66,36 @@ def taken(apart: Differences, level: float, pooled_widening: float = POOLED_WIDE
     typical = np.minimum(own.mean(axis=1), MEDIANS * np.sqrt(np.median(own**2, axis=1)))[:, None]
     by_others = pooled_widening * quantile((tests - 1) * (seeds - 1), level) * typical
     return np.maximum(by_others, by_own * np.minimum((own / typical) ** EXCESS, WIDENING))
+
+
+def dunnett(apart: Differences, level: float) -> Halves:
+    """As taken, but for tests that are correlated as the seeds' differences are on that page, on
+    average: they share their baseline (Dunnett 1955).
+    """
+    tests = apart.shape[1]
+    if tests == 1 or level == 0.05:  # of one interval by itself
+        return taken(apart, level)
+    apart_from_mean = apart - apart.mean(axis=2, keepdims=True)
+    unit = apart_from_mean / np.maximum(np.linalg.norm(apart_from_mean, axis=2, keepdims=True), 1e-9)
+    correlations = (np.square(unit.sum(axis=1)).sum(axis=1) - tests) / (tests * (tests - 1))
+    known = np.linspace(0, 0.95, 20)
+    levels = np.interp(correlations, known, [level_of_one(tests, each) for each in known])
+    return taken(apart, levels[:, None])
+
+
+@functools.cache
+def level_of_one(tests: int, correlation: float) -> float:
+    """At which any of so many normal statistics, each correlated so with each, is beyond its
+    quantile in 5 % of cases.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)  # over what all of them share
+
+    def any_beyond(level: float) -> float:
+        limit, shared = -ndtri(level / 2), math.sqrt(correlation) * nodes
+        within = ndtr((limit - shared) / math.sqrt(1 - correlation)) - ndtr((-limit - shared) / math.sqrt(1 - correlation))
+        return 1 - float(weights @ within**tests / weights.sum())
+
+    return float(brentq(lambda level: any_beyond(level) - 0.05, 0.05 / tests / 2, 0.05))
 
 
 def own(apart: Differences, level: float, width: float) -> Halves:
@@ -119,6 +151,7 @@ RULES: Mapping[str, Rule] = {
     "typical spread, 1 time": lambda apart, level: taken(apart, level, 1.0),
     f"typical spread, {POOLED_WIDENING} times (taken)": taken,
     "typical spread, 1.2 times": lambda apart, level: taken(apart, level, 1.2),
+    "typical spread, 1.1 times, correlated tests (Dunnett)": dunnett,
 }
 
 
