@@ -48,7 +48,7 @@ def objects(address: str, prefix: str) -> str:
         return answer.read().decode()
 
 
-@pytest.mark.slow  # by default: tests/storage/test_bucket_lock.py, and tests/test_runs.py kills a run on disk
+@pytest.mark.slow  # by default: tests/storage/test_holder.py, and tests/test_runs.py kills a run on disk
 def test_a_run_in_a_bucket_is_killed_and_goes_on_as_one_on_disk(bucket, unbroken, corpus, tmp_path):
     arguments = command("train", *CONFIG, corpus, f"--workdir=gs://{BUCKET}/here/run")
     process = subprocess.Popen(

@@ -46,9 +46,9 @@ from mhsh.data.shards import (
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.bucket_lock import bucket_lock
 from mhsh.storage.disk_lock import locked
 from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, make_folder, read_object
+from mhsh.storage.holder import bucket_lock
 from mhsh.storage.questions import exists
 
 _JOB_FILE = "prepare.json"

@@ -1,5 +1,5 @@
-"""The client of Google Cloud Storage that all of mhsh, Orbax and fsspec use: it tells what is
-absent from what it could not find out.
+"""Google Cloud Storage: the client that all of mhsh, Orbax and fsspec use, and objects that one
+process owns.
 
 gcsfs takes any OSError of a question for "no such folder", among them a 502, and gives a request up
 after half a minute. Here a question fails, transient failures are tried again until the deadline of
@@ -15,10 +15,12 @@ import functools
 import gzip
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import socket
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -30,6 +32,7 @@ from mhsh.storage.outage import LOGIN, TRANSIENT, Request, answered, one_try
 _SILENT_SECONDS = 30
 # https://cloud.google.com/storage/docs/retry-strategy
 _TRANSIENT_STATUS = ("408", "429", "500", "502", "503", "504")
+_TAKES = 5  # tries against others who write at that moment
 
 
 class Refused(UserError, OSError):
@@ -41,6 +44,14 @@ class Refused(UserError, OSError):
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+class Taken(Exception):
+    """Another process has written, or removed, an object that this one owned."""
+
+
+class LostRun(UserError):
+    """Another process has taken the run that this one trains."""
 
 
 @functools.cache
@@ -200,3 +211,129 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OSError(errno.EIO, reason, str(path)) from error
+
+
+class GuardedObject:
+    """The object gs://BUCKET/NAME. Each write names the generation that it replaces, and is refused
+    where the object has another one: what a process writes late, after another has taken the
+    object, changes nothing. It also bears its writer's mark, so that one whose answer was lost is
+    told from another's.
+
+    A write raises `Taken`, and what `bucket_objects` raises.
+
+    Source: https://cloud.google.com/storage/docs/request-preconditions
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._bucket, _, self._name = path.removeprefix("gs://").partition("/")
+        self._mark, self._is_taken = {"writer": uuid.uuid4().hex}, False
+        self._generation, self._size = 0, 0  # of the last own write; 0: there is no object
+
+    def generation(self) -> int:
+        """That of the object as it is now; 0: there is none."""
+        return int(self._current().get("generation", 0))
+
+    def write(self, content: bytes, generation: int | None = None) -> None:
+        """Replaces the object of that generation, by default that of the last own write."""
+        try:
+            self._note(self._upload(self._name, content, self._generation if generation is None else generation))
+        except FileExistsError:
+            self._note(self._own())
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[GuardedObject]:
+        """The object, for writing; of a run, which this process takes at the first call. Raises
+        LostRun where another process has taken it since.
+        """
+        try:
+            if not self._is_taken:
+                self._take()
+            yield self
+        except Taken:
+            raise LostRun(
+                f"another process has taken this run, and writes {self._path}; this one has stopped and changed nothing of it: "
+                "let that one train, or stop it and run the same command again"
+            ) from None
+
+    def append(self, content: bytes) -> None:
+        """Adds to an object that `owned` has taken. It is composed of itself and the new part, so
+        that the cost does not depend on its size. After an exception, what was to be appended is
+        given again, with or without more after it.
+        """
+        while content:
+            before = self._size
+            try:
+                self._note(self._added(content) if self._generation else self._upload(self._name, content, 0))
+            except (FileExistsError, FileNotFoundError):
+                self._note(self._own())
+                content = content[self._size - before :]  # less what an earlier request has added
+            else:
+                return
+
+    def delete(self) -> None:
+        """Deletes what this process wrote."""
+        with bucket_objects(self._path) as objects:
+            objects.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=str(self._generation))
+
+    def _take(self) -> None:
+        """From now on the object, if there is one, is this process's: it is composed of itself."""
+        for _ in range(_TAKES):
+            now = self._current()
+            try:
+                others = bool(now) and now.get("metadata") != self._mark
+                self._note(self._compose([now], int(now["generation"])) if others else now)
+            except (FileExistsError, FileNotFoundError):
+                continue
+            self._is_taken = True
+            return
+        raise Taken(self._path)
+
+    def _added(self, content: bytes) -> Mapping[str, Any]:
+        folder, _, name = self._name.rpartition("/")
+        part = self._upload(f"{folder}/.{name}.tmp", content)
+        return self._compose([{"name": self._name, "generation": self._generation}, part], self._generation)
+
+    def _note(self, written: Mapping[str, Any]) -> None:
+        self._generation, self._size = int(written.get("generation", 0)), int(written.get("size", 0))
+
+    def _own(self) -> Mapping[str, Any]:
+        now = self._current()
+        if now.get("metadata") != self._mark:
+            raise Taken(self._path)
+        return now
+
+    def _current(self) -> Mapping[str, Any]:
+        """The object's record; empty: there is none."""
+        with bucket_objects(self._path) as objects:
+            try:
+                return objects.call("GET", "b/{}/o/{}", self._bucket, self._name, json_out=True)
+            except FileNotFoundError:
+                return {}
+
+    def _upload(self, name: str, content: bytes, generation: int | None = None) -> Mapping[str, Any]:
+        """Writes an object in one request; None: whatever its generation is."""
+        boundary = uuid.uuid4().hex
+        record = json.dumps({"name": name, "metadata": self._mark})
+        head = f"--{boundary}\nContent-Type: application/json\n\n{record}\n--{boundary}\nContent-Type: application/octet-stream\n\n"
+        guard = {} if generation is None else {"ifGenerationMatch": str(generation)}
+        return self._post(
+            f"{server()}/upload/storage/v1/b/{{}}/o",
+            uploadType="multipart",
+            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
+            data=head.encode() + content + f"\n--{boundary}--".encode(),
+            **guard,
+        )
+
+    def _compose(self, sources: list[Mapping[str, Any]], generation: int) -> Mapping[str, Any]:
+        """Replaces the object of that generation by these objects, one after the other.
+
+        Source: https://cloud.google.com/storage/docs/composite-objects
+        """
+        named = [{"name": each["name"], "generation": str(each["generation"])} for each in sources]
+        what = {"destination": {"metadata": self._mark}, "sourceObjects": named}
+        return self._post("b/{}/o/{}/compose", self._name, json=what, ifGenerationMatch=str(generation))
+
+    def _post(self, path: str, *names: str, **request: Any) -> Mapping[str, Any]:
+        with bucket_objects(self._path) as objects:
+            return objects.call("POST", path, self._bucket, *names, json_out=True, **request)

@@ -307,16 +307,12 @@ def check_new_folder(out: str) -> None:
     """Raises UserError where `out` is in a bucket, a file, a folder that is not empty, or no place
     that can be written.
     """
-    if is_remote(out):
-        raise UserError(
-            f"--out = {out}: the folder appears as a whole, which only a local disk can do; write it there, then copy it"
-        )
-    if out and is_dir(out):
+    check_writable("--out", out)
+    if is_dir(out):
         if names_in(out):
             raise UserError(f"{out} is not empty, and nothing is overwritten; choose another --out")
     elif os.path.lexists(out):
         raise UserError(f"{out} exists and is not a folder; choose another --out")
-    check_writable("--out", out)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,10 @@
-"""Which process trains in a run folder: one at a time, on a disk or in a bucket."""
+"""Which process trains in a run folder: one at a time, on a disk or in a bucket.
+
+In a bucket the lock is an object that its holder creates, refreshes and deletes. Only one of two
+processes creates it (`GuardedObject`). It outlives a process that dies: it is dead when it has not
+been refreshed for DEAD_SECONDS. Processes watch it for that long, so that no two clocks have to
+agree.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +13,26 @@ import errno
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from mhsh.errors import UserError
-from mhsh.storage.bucket import is_remote
-from mhsh.storage.bucket_lock import Watch, bucket_lock
+from mhsh.errors import Unavailable, UserError
+from mhsh.storage.bucket import GuardedObject, Taken, is_remote
 from mhsh.storage.disk_lock import locked, unlocked_mount
 from mhsh.storage.files import clear_half_files, read_object, write_atomically
+from mhsh.storage.outage import one_try
 from mhsh.storage.questions import exists
 
 HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
+REFRESH_SECONDS = 10.0
+DEAD_SECONDS = 45.0
+_POLL_SECONDS = 1.0
+_TAKEN = 2  # the exit status of a process whose lock was taken
 
 
 class InUse(UserError):
@@ -40,10 +51,17 @@ def held(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
     Raises InUse where another process holds it.
     """
     record = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
-    lock, note = (_bucket_lock(folder, record, watch) if is_remote(folder) else _local_lock(Path(folder), record)), ""
+
+    def waiting() -> None:
+        print(f"{folder}: {holder(folder)}; waiting up to a minute to see whether it still runs")
+
+    note = ""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock)
+            if is_remote(folder):
+                stack.enter_context(bucket_lock(str(folder / HOLDER_FILE), record, waiting, watch))
+            else:
+                stack.enter_context(_local_lock(Path(folder), record))
         except BlockingIOError:
             raise InUse(
                 f"{folder} is in use: {holder(folder)}; wait until it ends or stop it, or choose another --workdir"
@@ -80,13 +98,6 @@ def holder(folder: epath.Path) -> str:
     return f"process {record.get('process')} on {record.get('host')} has trained there since {record.get('since')}"
 
 
-def _bucket_lock(folder: epath.Path, record: Mapping[str, Any], watch: Watch | None) -> contextlib.AbstractContextManager[None]:
-    def waiting() -> None:
-        print(f"{folder}: {holder(folder)}; waiting up to a minute to see whether it still runs")
-
-    return bucket_lock(str(folder / HOLDER_FILE), record, waiting, watch)
-
-
 @contextlib.contextmanager
 def _local_lock(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
     with locked(folder):
@@ -96,3 +107,94 @@ def _local_lock(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             (folder / HOLDER_FILE).unlink(missing_ok=True)
+
+
+class Watch:
+    """The locks that a process has looked at and does not wait for, as it saw them each time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # a lock's generation, and since when it has that
+
+    def replaced(self, path: str) -> int:
+        """The generation of the lock that a new holder replaces; 0: there is no lock. Raises
+        BlockingIOError where its holder lives, or is not known to be dead yet.
+        """
+        now = GuardedObject(path).generation()
+        seen, since = self._seen.get(path, (0, 0.0))
+        if now != seen:
+            self._seen[path] = seen, since = now, time.monotonic()
+        if now and time.monotonic() - since < DEAD_SECONDS:
+            raise BlockingIOError(f"{path} may still be refreshed")
+        return now
+
+
+@contextlib.contextmanager
+def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], None], watch: Watch | None = None) -> Iterator[None]:
+    """Holds the lock object gs://BUCKET/NAME inside the `with`; its content is `holder`.
+
+    If the object exists, this process calls `waiting` and waits up to DEAD_SECONDS to see whether
+    the lock is dead; with a `watch` it takes the lock where that has seen so. A holder that was
+    frozen and finds its lock taken ends at once, before it can write into the other's run: with
+    status 2, and with a `watch` 75, as it has other work. Raises BlockingIOError where another
+    process holds it. Raises UserError where the bucket allows no writing. Raises Unavailable where
+    it does not answer.
+    """
+    lock = _Lock(path, holder, _TAKEN if watch is None else os.EX_TEMPFAIL)
+    lock.acquire(lock.wait(waiting) if watch is None else watch.replaced(path))
+    released = threading.Event()
+    thread = threading.Thread(target=lock.refresh_until, args=(released,), name="bucket lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        released.set()
+        thread.join()
+        lock.release()
+
+
+class _Lock:
+    def __init__(self, path: str, holder: Mapping[str, object], taken: int) -> None:
+        self._path, self._object, self._taken = path, GuardedObject(path), taken
+        self._content = (json.dumps(dict(holder), indent=2) + "\n").encode()
+
+    def wait(self, waiting: Callable[[], None]) -> int:
+        """The generation of a lock that is dead; 0: there is none."""
+        seen = self._object.generation()
+        if seen:
+            waiting()
+        deadline = time.monotonic() + DEAD_SECONDS
+        while seen and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            now = self._object.generation()
+            if now and now != seen:
+                raise BlockingIOError(f"{self._path} is refreshed by another process")
+            seen = now
+        return seen
+
+    def acquire(self, replaced: int) -> None:
+        try:
+            self._object.write(self._content, replaced)
+        except Taken:
+            raise BlockingIOError(f"another process has just taken {self._path}") from None
+
+    def refresh_until(self, released: threading.Event) -> None:
+        while not released.wait(REFRESH_SECONDS):
+            self._refresh()
+
+    def release(self) -> None:
+        self._refresh()  # a process that wakes and ends at once finds out here
+        # A lock that cannot be deleted is dead after DEAD_SECONDS.
+        with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
+            self._object.delete()
+
+    def _refresh(self) -> None:
+        """Writes the object again; ends this process if another one has taken it. Where the bucket
+        does not answer, the next refresh sees whether another process has.
+        """
+        try:
+            with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
+                self._object.write(self._content)
+        except Taken:
+            line = f"mhsh: {self._path} was taken by another process, as this one had not refreshed it for long; stopped\n"
+            os.write(2, line.encode())
+            os._exit(self._taken)

@@ -24,19 +24,9 @@ _SAID_AFTER = 10.0  # seconds; a shorter outage is nobody's business
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 20.0  # seconds between two tries; each is twice as long as the one before
 _ONE_TRY_SECONDS = 15.0  # of a request that nobody waits for
 # What a disk, or a network that a disk is behind, may recover from.
-TRANSIENT = frozenset(
-    {
-        errno.EIO,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.ECONNRESET,
-        errno.ECONNREFUSED,
-        errno.ECONNABORTED,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.EHOSTUNREACH,
-    }
-)
+_OF_DISKS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
+_OF_NETWORKS = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
+TRANSIENT = frozenset(_OF_DISKS | _OF_NETWORKS)
 
 
 class _State:

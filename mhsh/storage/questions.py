@@ -63,11 +63,9 @@ def entries(folder: P) -> list[P]:
 
 
 def marked_folders(folder: epath.PathLike, mark: str) -> list[str]:
-    """The names of the folders in `folder` that hold a file `mark`, sorted. In a bucket, of one
-    listing.
+    """The names of the folders that hold an object `mark`, in a folder of a bucket, by one listing;
+    sorted.
     """
-    if not is_remote(folder):
-        return [name for name in names_in(folder) if exists(Path(folder) / name / mark)]
     own = str(folder).removeprefix("gs://").rstrip("/")
     with bucket_objects(folder) as objects:
         below = [path.removeprefix(f"{own}/").split("/") for path in objects.find(str(folder))]

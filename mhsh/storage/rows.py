@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,9 +18,8 @@ import msgspec
 from etils import epath
 
 from mhsh.errors import UserError
-from mhsh.storage.bucket import bucket_objects, is_remote
+from mhsh.storage.bucket import GuardedObject, bucket_objects, is_remote
 from mhsh.storage.files import opened, replacing
-from mhsh.storage.guarded import OwnObject
 
 _DECODER = msgspec.json.Decoder()  # three times as fast as json
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
@@ -44,7 +43,7 @@ class RowsFile:
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
-        self._own = OwnObject(str(path))  # in a bucket
+        self._own = GuardedObject(str(path))  # in a bucket
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`. Numbers that are not finite become null. In
@@ -54,7 +53,7 @@ class RowsFile:
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
         if is_remote(self._path):
-            with self._own.taken() as owned:
+            with self._own.owned() as owned:
                 owned.append(lines.encode())
         else:
             with open(self._path, "a", encoding="utf-8") as file:
@@ -70,40 +69,34 @@ class RowsFile:
         Raises UserError where rows up to `step` are lost, or the file cannot be read (it is
         unchanged), or another process has taken the run.
         """
-        if not is_remote(self._path):
-            return self._cut(step, expected, accept_gap, self._keep)
-        with self._own.taken() as owned:
-            return self._cut(step, expected, accept_gap, lambda kept: owned.write(b"".join(kept)))
-
-    def _cut(self, step: int, expected: int, accept_gap: bool, keep: Callable[[Iterator[bytes]], object]) -> CutRows:
-        path = self._path
+        path, of_this_process = self._path, self._own.owned() if is_remote(self._path) else contextlib.nullcontext()
         count = lines = last = damaged = 0
         kept_seconds = all_seconds = 0.0
-        try:
-            for _, rows in parsed(path):
-                damaged = damaged or (lines + rows.index(None) + 1 if None in rows else 0)
-                lines += len(rows)
-                whole = [row for row in rows if row is not None]
-                kept = [row for row in whole if row["step"] <= step]
-                count, last = count + len(kept), kept[-1]["step"] if kept else last
-                kept_seconds, all_seconds = _last_seconds(kept, kept_seconds), _last_seconds(whole, all_seconds)
-        except FileNotFoundError:
-            pass  # it has no rows
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}; restore it from a copy") from error
-        if count != expected and not accept_gap:
-            where = f" (line {damaged} is damaged)" if damaged else ""
-            raise UserError(
-                f"{path} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
-                "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
-            )
-        if count < lines:
-            keep(_up_to(path, step))
+        with of_this_process as owned:
+            try:
+                for _, rows in parsed(path):
+                    damaged = damaged or (lines + rows.index(None) + 1 if None in rows else 0)
+                    lines += len(rows)
+                    whole = [row for row in rows if row is not None]
+                    kept = [row for row in whole if row["step"] <= step]
+                    count, last = count + len(kept), kept[-1]["step"] if kept else last
+                    kept_seconds, all_seconds = _last_seconds(kept, kept_seconds), _last_seconds(whole, all_seconds)
+            except FileNotFoundError:
+                pass  # it has no rows
+            except OSError as error:
+                raise UserError(f"cannot read {path}: {error.strerror}; restore it from a copy") from error
+            if count != expected and not accept_gap:
+                where = f" (line {damaged} is damaged)" if damaged else ""
+                raise UserError(
+                    f"{path} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
+                    "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
+                )
+            if count < lines and owned is not None:
+                owned.write(b"".join(_up_to(path, step)))
+            elif count < lines:
+                with replacing(Path(path)) as temporary, open(temporary, "wb") as written:
+                    written.writelines(_up_to(path, step))
         return CutRows(count, expected - count, all_seconds - kept_seconds)
-
-    def _keep(self, lines: Iterator[bytes]) -> None:
-        with replacing(Path(self._path)) as temporary, open(temporary, "wb") as written:
-            written.writelines(lines)
 
 
 def _last_seconds(rows: Sequence[Mapping[str, Any]], before: float) -> float:

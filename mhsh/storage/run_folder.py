@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 from etils import epath
 from msgspec.structs import replace
 
+from mhsh.config.fields import format_differences, free_fields
 from mhsh.config.recorded import WRITER, check_version, from_record, to_record
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.configs import override
 from mhsh.encoding import checked
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.bucket import check_bucket, is_remote
-from mhsh.storage.bucket_lock import Watch
-from mhsh.storage.changes import check_goes_on, with_changes
+from mhsh.storage.bucket import GuardedObject, check_bucket, is_remote
 from mhsh.storage.files import (
     MissingFile,
     is_half_file,
@@ -34,8 +33,7 @@ from mhsh.storage.files import (
     whole_file,
     write_atomically,
 )
-from mhsh.storage.guarded import OwnObject
-from mhsh.storage.holder import HOLDER_FILE, held
+from mhsh.storage.holder import HOLDER_FILE, Watch, held
 from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
 from mhsh.storage.rows import CutRows, RowsFile, rows_in
@@ -69,7 +67,7 @@ class RunFolder:
         checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
-        self._rows, self._record = RowsFile(self.path / METRICS_FILE), OwnObject(str(self.path / RUN_FILE))
+        self._rows, self._record = RowsFile(self.path / METRICS_FILE), GuardedObject(str(self.path / RUN_FILE))
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:
@@ -98,28 +96,25 @@ class RunFolder:
         """Does what `open_for_training` does, inside `held`."""
         written = self._config_to_write(config)
         if written is not None:
-            write_atomically(self._config_path, _dump(to_record(written)))
+            write_atomically(self.path / CONFIG_FILE, _dump(to_record(written)))
 
     def _config_to_write(self, config: Config) -> Config | None:
         """The new config.json for `config`; None: it stays. Raises as `open_for_training`."""
-        if self.has_begun():
-            check_goes_on(self.read_config(), config, self.path)
+        if self.check_takes(config):
             begun_with, steps = self.begun_config(), config.train.num_steps
-            if begun_with.train.num_steps == steps:
-                return None
-            return replace(begun_with, train=replace(begun_with.train, num_steps=steps))
-        if not exists(self._config_path) and self._holds_something_else():
+            longer = replace(begun_with, train=replace(begun_with.train, num_steps=steps))
+            return None if longer == begun_with else longer
+        names = [name for name in names_in(self.path) if name != HOLDER_FILE and not is_half_file(name)]  # of no killed start
+        if names and CONFIG_FILE not in names:
             raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
         return config
 
-    def check_takes(self, config: Config) -> None:
-        """Raises UserError where the folder holds a run that cannot go on with `config`."""
-        if self.has_begun():
+    def check_takes(self, config: Config) -> bool:
+        """Whether the folder holds a run. Raises UserError where it cannot go on with `config`."""
+        has_begun = self.has_begun()
+        if has_begun:
             check_goes_on(self.read_config(), config, self.path)
-
-    def _holds_something_else(self) -> bool:
-        """Whether there are files other than those that a killed start of a run leaves."""
-        return any(name != HOLDER_FILE and not is_half_file(name) for name in names_in(self.path))
+        return has_begun
 
     def held(self, watch: Watch | None = None) -> contextlib.AbstractContextManager[str]:
         """Keeps other processes from the run; see `mhsh.storage.holder`."""
@@ -127,12 +122,8 @@ class RunFolder:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the folder is in a bucket. There, appending to a file rewrites it."""
+        """Whether the folder is in a bucket."""
         return is_remote(self.path)
-
-    @property
-    def _config_path(self) -> epath.Path:
-        return self.path / CONFIG_FILE
 
     @property
     def checkpoints_path(self) -> epath.Path:
@@ -151,13 +142,22 @@ class RunFolder:
 
     def begun_config(self) -> Config:
         """The config that the run began with: config.json. Raises UserError as `read_config`."""
-        return from_record(self._read_json(CONFIG_FILE), str(self._config_path))
+        return from_record(self._read_json(CONFIG_FILE), str(self.path / CONFIG_FILE))
 
     def read_config(self, changes: Sequence[tuple[str, Any]] = ()) -> Config:
-        """The config of the run as it went on last, with `changes` of `free_fields`. Raises
-        UserError where it is missing, unreadable or invalid, or a change is of another field.
+        """The config of the run as it went on last, with `changes` of `free_fields`, by path.
+        Raises UserError where it is missing, unreadable or invalid, or a change is of another field
+        or not allowed.
         """
-        return with_changes(self.config_at(None), changes, self.path)
+        config = self.config_at(None)
+        changed = from_dict(override(to_dict(config), changes, "--config."))
+        refused = format_differences(config, changed, without=free_fields(config.model.objective))
+        if refused:
+            raise UserError(
+                f"{self.path} is a run of another config ({refused}); leave that flag away: of a run only fields of the roles "
+                "clock and bookkeeping change, such as data.source"
+            )
+        return changed
 
     def config_at(self, step: int | None) -> Config:
         """The config with which the run came to `step` (None: as it went on last)."""
@@ -303,7 +303,7 @@ class RunFolder:
         if not self.is_remote:
             write_atomically(self.path / RUN_FILE, content)
             return
-        with self._record.taken() as owned:
+        with self._record.owned() as owned:
             owned.write(content.encode())
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -333,6 +333,25 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
         check_version(fields, str(self.path / name))
         return fields
+
+
+def check_goes_on(before: Config, config: Config, path: epath.PathLike) -> None:
+    """Raises UserError unless the run in `path` may go on with `config`: with other values of
+    `free_fields`, and more steps under a schedule that does not depend on their number.
+    """
+    steps, more = before.train.num_steps, config.train.num_steps
+    free = [*free_fields(before.model.objective), *(["train.num_steps"] if more >= steps else [])]
+    refused = format_differences(before, config, without=free)
+    if refused:
+        raise UserError(
+            f"{path} holds a run of another config ({refused}); choose another --workdir, or leave there what decides its losses: "
+            "fields of the roles clock and bookkeeping may change"
+        )
+    if more > steps and (config.optimizer.schedule in ("linear", "cosine") or config.optimizer.decay_steps):
+        raise UserError(
+            f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = "
+            f"{config.optimizer.schedule!r}) ends with them; start another run from it with --config.train.start_from={path}"
+        )
 
 
 def committed_steps(checkpoints: epath.PathLike) -> list[int]:

@@ -33,10 +33,9 @@ from mhsh.config.recorded import WRITER, check_version, current_fields, current_
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.bucket import check_bucket, is_remote
+from mhsh.storage.bucket import GuardedObject, Taken, check_bucket, is_remote
 from mhsh.storage.disk_lock import locked
 from mhsh.storage.files import MissingFile, make_folder, parse_object, read_object, whole_file, write_atomically
-from mhsh.storage.guarded import GuardedObject, Taken
 from mhsh.storage.holder import holder, is_held
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import entries, exists, is_dir

@@ -19,10 +19,8 @@ from mhsh import __version__
 from mhsh.cluster.signals import StopSignals
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.bucket import is_remote
-from mhsh.storage.bucket_lock import Watch
-from mhsh.storage.guarded import LostRun
-from mhsh.storage.holder import InUse, holder
+from mhsh.storage.bucket import LostRun, is_remote
+from mhsh.storage.holder import InUse, Watch, holder
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder

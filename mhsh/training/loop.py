@@ -19,7 +19,7 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import Unavailable, UserError
 from mhsh.models.build import left_to_xla
-from mhsh.storage.guarded import LostRun
+from mhsh.storage.bucket import LostRun
 from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder

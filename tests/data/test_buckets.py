@@ -38,7 +38,7 @@ from mhsh.data.text_files import matching_files
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import bucket as bucket_client
-from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage.holder import bucket_lock
 from tests.buckets import emulator
 from tests.cli.test_prepare import COMMAND
 from tests.clusters import free_port
@@ -271,7 +271,7 @@ def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatc
     with pytest.raises(UserError, match=r"^gs://.*/out holds rows of another job \(data.seed is 0 there, 1 here\)"):
         prepared_there(replace(config, data=replace(config.data, seed=1)), f"{bucket}/out")
     assert tree_in(f"{bucket}/out") == before
-    monkeypatch.setattr("mhsh.storage.bucket_lock.REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr("mhsh.storage.holder.REFRESH_SECONDS", 0.2)
     with (
         bucket_lock(f"{bucket}/out/.prepare.lock", {}, lambda: None),
         pytest.raises(UserError, match=r"another mhsh prepare is running in gs://"),
@@ -293,7 +293,7 @@ def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, engli
     process.kill()
     process.communicate()
     assert "train/index.json" not in tree_in(f"{bucket}/out")
-    monkeypatch.setattr("mhsh.storage.bucket_lock.DEAD_SECONDS", 0.5)
+    monkeypatch.setattr("mhsh.storage.holder.DEAD_SECONDS", 0.5)
     shutil.rmtree(tmp_path / "cache")
     _, said = prepared_there(config, f"{bucket}/out", 3)
     assert said[0].startswith("reading")

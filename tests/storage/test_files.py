@@ -103,19 +103,16 @@ def test_a_folder_appears_at_the_end(tmp_path, before):
     elif before == "a killed process":
         killed(out, "new_folder", "str", "file")
         assert not out.exists()
+    with pytest.raises(KeyboardInterrupt), new_folder(str(out)) as unfinished:
+        (unfinished / "file").write_text("a failure")
+        raise KeyboardInterrupt
+    assert [*out.parent.iterdir()] == [out] * (before == "an empty folder")
     with new_folder(str(out)) as unfinished:
         assert not list(unfinished.iterdir())
         (unfinished / "file").write_text("text")
         assert not out.exists() or not any(out.iterdir())
     assert (out / "file").read_text() == "text"
     assert list(out.parent.iterdir()) == [out]
-
-
-def test_nothing_is_left_of_a_failure(tmp_path):
-    with pytest.raises(KeyboardInterrupt), new_folder(str(tmp_path / "out")) as unfinished:
-        (unfinished / "file").write_text("text")
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_exists_is_not_touched(tmp_path, monkeypatch):
@@ -130,7 +127,7 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
         for call in (check_new_folder, lambda name: new_folder(name).__enter__()):
             with pytest.raises(UserError, match=message):
                 call(out)
-    with pytest.raises(UserError, match="only a local disk can do"):
+    with pytest.raises(UserError, match="is in a bucket, and this is written on a local disk alone"):
         check_new_folder("gs://bucket/run")
     assert (tmp_path / "full" / "file").read_text() == (tmp_path / "file").read_text() == "text"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link"]

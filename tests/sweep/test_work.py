@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage import bucket_lock, guarded
+from mhsh.storage import bucket, holder
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, STOPPED
@@ -33,10 +33,10 @@ from tests.sweep.test_folder import planned
 DEAD = 1.5
 HOLDER = f"""
 import sys
-from mhsh.storage import bucket_lock
+from mhsh.storage import holder
 from mhsh.storage.run_folder import RunFolder
-bucket_lock.REFRESH_SECONDS, bucket_lock.DEAD_SECONDS = 0.2, {DEAD}
-with RunFolder.made(sys.argv[1]).held(bucket_lock.Watch()):
+holder.REFRESH_SECONDS, holder.DEAD_SECONDS = 0.2, {DEAD}
+with RunFolder.made(sys.argv[1]).held(holder.Watch()):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -47,7 +47,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     """Where the sweep is, with locks that are dead after DEAD seconds."""
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", {False: 0.02, True: 0.2})
     for name, seconds in {"REFRESH_SECONDS": 0.2, "DEAD_SECONDS": DEAD}.items():
-        monkeypatch.setattr(bucket_lock, name, seconds)
+        monkeypatch.setattr(holder, name, seconds)
     if request.param == "disk":
         return str(tmp_path / "s")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("bucket"))
@@ -80,7 +80,7 @@ def worker(folder: SweepFolder, train: Callable[..., Any] = finish, together: in
         for held in runs:
             try:
                 stopped_by = train(*held, stop)
-            except (Unavailable, guarded.LostRun):
+            except (Unavailable, bucket.LostRun):
                 raise
             except Exception as error:
                 yield held, error
@@ -198,7 +198,7 @@ def test_a_worker_whose_run_was_taken_leaves_no_word_of_it(on_disk):
     """It writes nothing into what is another's, and ends with 75 for its launcher."""
 
     def train(*_: Any) -> None:
-        raise guarded.LostRun("another process has taken this run")
+        raise bucket.LostRun("another process has taken this run")
 
     with pytest.raises(Unavailable, match="another process has taken this run"):
         worker(on_disk, train).work()

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage import bucket_lock as module
-from mhsh.storage.bucket_lock import bucket_lock
+from mhsh.storage import holder as module
+from mhsh.storage.holder import bucket_lock
 from mhsh.storage.run_folder import HOLDER_FILE, RunFolder
 from tests.clusters import free_port
 from tests.conftest import ROOT
@@ -21,9 +21,9 @@ from tests.conftest import ROOT
 DEAD = 1.5
 HOLDER = f"""
 import sys, time
-from mhsh.storage import bucket_lock
+from mhsh.storage import holder
 from mhsh.storage.run_folder import RunFolder
-bucket_lock.REFRESH_SECONDS, bucket_lock.DEAD_SECONDS = 0.2, {DEAD}
+holder.REFRESH_SECONDS, holder.DEAD_SECONDS = 0.2, {DEAD}
 with RunFolder(sys.argv[1]).held():
     print("held", flush=True)
     sys.stdin.readline()
