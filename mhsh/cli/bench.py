@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from mhsh.bench.results import BenchResults, show, write
 from mhsh.cli import early_stop
@@ -12,6 +16,9 @@ from mhsh.cli.parser import AgainstFlag, ConfigFlag, Count, Positive
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.files import check_new_file, check_suffix
+
+if TYPE_CHECKING:
+    from mhsh.bench.timing import Schedule
 
 EXAMPLES = (
     "mhsh bench train --config=bert:2l8h --against=bert:16l1h",
@@ -23,30 +30,41 @@ EXAMPLES = (
 )
 
 
-def train(
-    *,
-    config: ConfigFlag,
-    against: AgainstFlag | None = None,
-    rounds: Count = 7,
-    seconds: Positive | None = None,
-    repetitions: Count | None = None,
-    out: str | None = None,
-) -> int:
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """How often each config has its turn, and for how long."""
+
+    rounds: Annotated[Count, Parameter(help="turns that count")] = 7
+    seconds: Annotated[Positive | None, Parameter(help="of a turn; by default 1 of training, 0.2 of inference")] = None
+    repetitions: Annotated[Count | None, Parameter(help="steps or passes in a turn; by default as many as take --seconds")] = None
+
+    def schedule(self, seconds: float, singly: bool) -> Schedule:
+        """The schedule of these turns, with so many seconds for each by default; `singly` as there.
+        Raises UserError where both flags say how long a turn is.
+        """
+        if self.seconds is not None and self.repetitions is not None:
+            raise UserError("--seconds and --repetitions both say how long a turn is; give one of them")
+        from mhsh.bench.timing import Schedule
+
+        return Schedule(self.rounds, self.repetitions, self.seconds or seconds, singly)
+
+
+TURNS = Turns()
+
+
+def train(*, config: ConfigFlag, against: AgainstFlag | None = None, turns: Turns = TURNS, out: str | None = None) -> int:
     """One optimiser step.
 
     Args:
-      rounds: turns that count
-      seconds: of a turn; 1 by default
-      repetitions: steps in a turn; by default as many as take --seconds
       out: a new file for the JSON with all times
     """
 
     def bench() -> BenchResults:
-        from mhsh.bench import steps, timing
+        from mhsh.bench import steps
 
-        return steps.train(_configs(config, against), timing.Schedule(rounds, repetitions, seconds or 1.0, singly=False), note)
+        return steps.train(_configs(config, against), turns.schedule(1.0, singly=False), note)
 
-    _check_turn(seconds, repetitions)
     return measured("mhsh bench train", bench, out)
 
 
@@ -56,9 +74,7 @@ def inference(
     against: AgainstFlag | None = None,
     batch: str = "1,4,16,64",
     length: str | None = None,
-    rounds: Count = 7,
-    seconds: Positive | None = None,
-    repetitions: Count | None = None,
+    turns: Turns = TURNS,
     out: str | None = None,
 ) -> int:
     """The forward pass, over a grid of batches and lengths.
@@ -66,21 +82,15 @@ def inference(
     Args:
       batch: numbers of rows
       length: tokens of a row; by default 32,128,512, as far as positions reach
-      rounds: turns that count
-      seconds: of a turn; 0.2 by default
-      repetitions: passes in a turn; by default as many as take --seconds
       out: a new file for the JSON with all times
     """
 
     def bench() -> BenchResults:
-        from mhsh.bench import steps, timing
+        from mhsh.bench import steps
 
         configs = _configs(config, against)
-        return steps.inference(
-            configs, steps.grid(configs, batch, length), timing.Schedule(rounds, repetitions, seconds or 0.2), note
-        )
+        return steps.inference(configs, steps.grid(configs, batch, length), turns.schedule(0.2, singly=True), note)
 
-    _check_turn(seconds, repetitions)
     return measured("mhsh bench inference", bench, out)
 
 
@@ -118,11 +128,6 @@ def decode(
 
 
 KINDS = {"train": train, "inference": inference, "decode": decode}
-
-
-def _check_turn(seconds: float | None, repetitions: int | None) -> None:
-    if seconds is not None and repetitions is not None:
-        raise UserError("--seconds and --repetitions both say how long a turn is; give one of them")
 
 
 def _configs(config: Config, against: Config | None) -> dict[str, Config]:

@@ -65,6 +65,14 @@ def source_lines(config: Config) -> Iterator[str]:
         yield from describe_source(source, HEAD_CHARACTERS)
 
 
+def run_in_words(config: Config) -> str:
+    """`3 layers x 4 heads (admin, D = 64), mlm on stdlib, 1,000 steps of 32 x 32 tokens`."""
+    model, train, data = config.model, config.train, config.data
+    shape = f"{shape_in_words(model)} ({model.residual}, D = {model.embed_dim})"
+    steps = f"{train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"
+    return f"{shape}, {model.objective} on {data.source}, {steps}"
+
+
 def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     tokenizer = None if vocab is None else load_wordpiece(expanded(vocab), lowercase)
     yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
@@ -90,16 +98,12 @@ def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
 
 def _of_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
-    model, train, data = config.model, config.train, config.data
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
     named += with_flags(named_entries(config), folder.recorded())
-    yield (
-        f"{folder.path.name}: {shape_in_words(model)} ({model.residual}, D = {model.embed_dim}), {model.objective} on "
-        f"{data.source}, {train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"
-    )
+    yield f"{folder.path.name}: {run_in_words(config)}"
     if not steps:
         yield f"no checkpoint; train it: mhsh train --workdir={named}"
         return
     yield f"checkpoints of the steps {format_list([f'{step:,}' for step in steps])}"
-    more = f"mhsh train --workdir={named}" if steps[-1] < train.num_steps else f"mhsh eval {named}"
+    more = f"mhsh train --workdir={named}" if steps[-1] < config.train.num_steps else f"mhsh eval {named}"
     yield f"to go on: {more}"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 import traceback
 
 from mhsh.cli import early_stop
-from mhsh.cli.streams import replace_missing_characters
 
 VARIABLE = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"  # glibc 2.35 and newer: malloc asks for transparent huge pages; elsewhere it says nothing
 TRAINING = ("train", "work", "finetune", "quickstart")
 # These commands allocate a fresh gigabyte in every step.
 COMPUTING = (*TRAINING, "eval", "bench", "probe")
+
+# As wide as what they stand for, so that columns stay in line; any other is a question mark.
+_PLAIN = {"\u25b2": "^", "\u25bc": "v", "\u2212": "-", "\u00d7": "x", "\u2026": "~", "\u2260": "#"}
+_ERRORS = "mhsh.plain"
 
 
 def start() -> int:
@@ -66,3 +71,18 @@ def restart_with_huge_pages() -> None:
         sys.stdout.flush()
         early_stop.hold_back()  # a new program hears no signal until it listens
         os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: SETTING})
+
+
+def replace_missing_characters() -> None:
+    """From here on, what an encoding lacks (Latin-1, ASCII; bytes of a name that are no UTF-8) is
+    written with the characters that it has, where Python would raise UnicodeEncodeError.
+    """
+    codecs.register_error(_ERRORS, _replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ERRORS)
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "nothing is decoded with it"
+    return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end

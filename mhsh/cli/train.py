@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import STOPPED, interrupted
-from mhsh.cli.inspect import source_lines
+from mhsh.cli.inspect import run_in_words, source_lines
 from mhsh.cli.parser import NOTHING_GIVEN, GivenFlag, WorkdirFlag
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import TASKS, Config, to_dict
-from mhsh.config.shapes import shape_in_words
 from mhsh.configs import CONFIG, LIST, override
 from mhsh.errors import UserError
 from mhsh.storage.questions import exists
@@ -35,6 +35,44 @@ EXAMPLES = (
 )
 
 
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """The flags of a command that several processes run together."""
+
+    distributed: Annotated[bool, Parameter(help="join the processes that JAX finds (TPU VMs, GKE, Slurm); one command each")] = (
+        False
+    )
+    coordinator: Annotated[str | None, Parameter(help="HOST:PORT where process 0 listens, together with the next two")] = None
+    num_processes: Annotated[int | None, Parameter(help="how many processes there are")] = None
+    process_id: Annotated[int | None, Parameter(help="the number of this one, from 0")] = None
+
+    def check(self) -> None:
+        """Raises UserError where the last three are not given together, or do not fit together."""
+        if self.coordinator is None and self.num_processes is None and self.process_id is None:
+            return
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            raise UserError("give --coordinator=HOST:PORT, --num-processes=N and --process-id=I together, on each process")
+        if not self.coordinator.rpartition(":")[2].isdecimal():
+            raise UserError(f"--coordinator={self.coordinator} has no port; give HOST:PORT of process 0")
+        if not 0 <= self.process_id < self.num_processes:
+            raise UserError(f"--process-id={self.process_id} with --num-processes={self.num_processes}: ids go from 0 to N - 1")
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Joins these processes, inside the `with`; this one stays alone where none are named."""
+        if self == ALONE:
+            yield
+            return
+        from mhsh.cluster.join import join
+
+        with join(coordinator=self.coordinator, num_processes=self.num_processes, process_id=self.process_id):
+            yield
+
+
+ALONE = Processes()
+
+
 def run(
     *,
     given: GivenFlag = NOTHING_GIVEN,
@@ -42,10 +80,7 @@ def run(
     verbose: Annotated[bool, Parameter(alias="-v")] = False,
     accept_gap: bool = False,
     fresh: bool = False,
-    distributed: bool = False,
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
+    processes: Processes = ALONE,
 ) -> int:
     """Trains a config into a run folder, or resumes the run in it.
 
@@ -59,17 +94,13 @@ def run(
       accept_gap: go on where rows of metrics.jsonl are lost, which the report shows, or newer
         checkpoints
       fresh: begin a run again whose checkpoints are gone; its rows are moved aside
-      distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm); one command on each
-      coordinator: HOST:PORT where process 0 listens, together with the next two
-      num_processes: how many processes the run has
-      process_id: the number of this one, from 0
     """
-    cluster = joined(distributed, coordinator, num_processes, process_id)
+    processes.check()
     config = given.config or _config_in(workdir, given.changes)
     folder = RunFolder(workdir)
     folder.check_takes(config)
     line = first_line(config, folder)
-    if process_id in (None, 0) and not distributed:
+    if processes.process_id in (None, 0) and not processes.distributed:
         print(line, flush=True)
         for said in source_lines(config):
             print(said, flush=True)
@@ -77,9 +108,9 @@ def run(
 
     from mhsh.training.loop import train
 
-    with cluster:
+    with processes.joined():
         is_first = jax.process_index() == 0  # of a run of several processes only the first one prints
-        if is_first and distributed:
+        if is_first and processes.distributed:
             print(line, flush=True)
         stopped_by = train(config, workdir, verbose, accept_gap, fresh)
     if stopped_by is not None:
@@ -90,39 +121,11 @@ def run(
     return 0
 
 
-@contextmanager
-def _cluster(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Iterator[None]:
-    from mhsh.cluster.join import join
-
-    with join(coordinator=coordinator, num_processes=num_processes, process_id=process_id):
-        yield
-
-
-def joined(
-    distributed: bool, coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> AbstractContextManager[None]:
-    """Joins the processes that these flags name, inside the `with`; this one alone where they name
-    none. Raises UserError where the last three are not given together, or do not fit together.
-    """
-    if coordinator is None and num_processes is None and process_id is None:
-        return _cluster(None, None, None) if distributed else nullcontext()
-    if coordinator is None or num_processes is None or process_id is None:
-        raise UserError("give --coordinator=HOST:PORT, --num-processes=N and --process-id=I together, on each process")
-    if not coordinator.rpartition(":")[2].isdecimal():
-        raise UserError(f"--coordinator={coordinator} has no port; give HOST:PORT of process 0")
-    if not 0 <= process_id < num_processes:
-        raise UserError(f"--process-id={process_id} with --num-processes={num_processes}: ids go from 0 to N - 1")
-    return _cluster(coordinator, num_processes, process_id)
-
-
 def first_line(config: Config, folder: RunFolder) -> str:
     """The first line of a training, printed before jax is imported, which takes seconds."""
-    model, data, train = config.model, config.data, config.train
     step = folder.newest_checkpoint()
     begin = "training" if step is None else f"resuming after step {step:,} of"
-    shape = f"{shape_in_words(model)} ({model.residual}, D = {model.embed_dim})"
-    steps = f"{train.num_steps:,} steps of {train.batch_size:,} x {data.sequence_length:,} tokens"
-    return f"{folder.path.name}: {begin} {shape}, {model.objective} on {data.source}, {steps}"
+    return f"{folder.path.name}: {begin} {run_in_words(config)}"
 
 
 def _config_in(workdir: str, changes: Sequence[tuple[str, Any]]) -> Config:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Count
-from mhsh.cli.train import joined
+from mhsh.cli.train import ALONE, Processes
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.recorded import from_record, to_record
 from mhsh.errors import Unavailable, UserError
@@ -38,39 +38,32 @@ def run(
     /,
     *,
     together: Count = 1,
-    distributed: bool = False,
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
+    processes: Processes = ALONE,
 ) -> int:
     """Trains the cells of a sweep that no other worker trains, until all have ended.
 
     Start as many as you like, anywhere: each takes a cell, trains it, and takes the next one. A
     cell whose worker died is taken by another. The exit status is 2 where a cell has failed, 75
-    after SIGTERM and 130 after Ctrl-C: the state is saved.
+    after SIGTERM and 130 after Ctrl-C: the state is saved. Several processes train each cell
+    together.
 
     Args:
       sweep: the folder that mhsh sweep has planned, on a disk or in a bucket
       together: train up to so many cells in one program, which differ in seeds and rates alone; on
         one device
-      distributed: join the processes that JAX finds (TPU VMs, GKE, Slurm), which train each cell
-        together; one command on each
-      coordinator: HOST:PORT where process 0 listens, together with the next two
-      num_processes: how many processes the worker has
-      process_id: the number of this one, from 0
 
     Raises:
       UserError: there is no sweep, another version of mhsh has planned it, or no cell can be
         trained here.
     """
     folder = SweepFolder(sweep)
-    cluster = joined(distributed, coordinator, num_processes, process_id)
+    processes.check()
     for cell in folder.read_plan().cells:
         for registry, name in named_entries(cell.config):
             registry[name]  # a user's entry that is not known here is no fault of the cell
     import jax
 
-    with cluster:
+    with processes.joined():
         if together > 1 and jax.device_count() > 1:
             raise UserError(
                 f"--together={together} is for a worker of one device, and this one has {jax.device_count()}; leave it out, or "

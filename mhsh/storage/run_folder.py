@@ -160,7 +160,7 @@ class RunFolder:
         return changed
 
     def config_at(self, step: int | None) -> Config:
-        """The config with which the run came to `step` (None: as it went on last)."""
+        """The config that trained `step` (None: with which the run went on last)."""
         config = self.begun_config()
         for values in self.changed(step).values():
             config = from_dict(override(to_dict(config), values.items(), f"{self.path / 'run.json'}, changed: "))

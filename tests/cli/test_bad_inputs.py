@@ -55,6 +55,7 @@ FILES: dict[str, str | bytes] = {
     '[{"id": "1", "question": "q", "answers": [{"text": "a", "answer_start": 0}]}]}]}]}',
     "empty.txt": "\n\n",
     "zero.txt": "",
+    "paper.pdf": b"%PDF-1.7\n%\xe2\xe3",
     "latin1.txt": b"caf\xe9 ole\n",
     "short.txt": "one line.\n",
     "bad_vocab.txt": "[PAD]\nthe\n",

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -21,6 +19,7 @@ from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, abstract_state
 from tests.interop.small_bert import GOLDEN, TOKENS
+from tests.runs import mhsh
 from tests.training.states import mesh_of
 
 CONFIG = "--config=bert:2l8h"
@@ -36,7 +35,7 @@ def golden(tmp_path) -> Path:
     return Path(shutil.copytree(GOLDEN / "pretraining", tmp_path / "there"))
 
 
-def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
+def test_a_checkpoint_becomes_a_run_and_goes_out_again(capsys, tmp_path, golden):
     out = tmp_path / "run"
     assert main(["import", str(golden), CONFIG, *SHORT, "--config.train.seed=3", f"--out={out}"]) == 0
     head, printed = capsys.readouterr().out.split(str(out), 1)
@@ -64,23 +63,16 @@ def test_a_checkpoint_becomes_a_run(capsys, tmp_path, golden):
     table = load_file(golden / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
     np.testing.assert_array_equal(state.params["embeddings"]["token"], table)
 
-
-def test_and_out_again_bit_for_bit(capsys, tmp_path, golden):
-    out, again = tmp_path / "run", tmp_path / "again"
-    assert main(["import", str(golden), CONFIG, *SHORT, f"--out={out}"]) == 0
+    # And out again, bit for bit.
+    again = tmp_path / "again"
     assert main(["export", str(out), f"--out={again}"]) == 0
     assert f"{again}: BertForPreTraining of {out}, step 0, 2 layers x 3 heads of 4" in capsys.readouterr().out
     before, after = load_file(golden / "model.safetensors"), load_file(again / "model.safetensors")
     assert before.keys() == after.keys() and all(before[name].tobytes() == after[name].tobytes() for name in before)
     assert (again / "vocab.txt").read_bytes() == (golden / "vocab.txt").read_bytes()
     assert (again / "model.safetensors").stat().st_mode == (again / "config.json").stat().st_mode
-    assert sorted(path.name for path in again.iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "tokenizer_config.json",
-        "vocab.txt",
-    ]
+    written = {"README.md", "config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"}
+    assert {path.name for path in again.iterdir()} == written
 
 
 def test_characters_that_its_vocabulary_lacks(capsys, fails, tmp_path, golden):
@@ -137,11 +129,6 @@ def test_a_fine_tuned_checkpoint_needs_its_task(capsys, fails, tmp_path):
     )
 
 
-def test_labels_are_of_a_head_that_is_imported(fails, tmp_path, golden):
-    arguments = ["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}", "--labels=a,b"]
-    assert "--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it away" in fails(*arguments)
-
-
 def test_no_flag_is_dropped(fails, tmp_path):
     """What a checkpoint, a task or another flag decides is refused by name; beside --task, --config
     changes what the task leaves open, and what it does not.
@@ -149,21 +136,13 @@ def test_no_flag_is_dropped(fails, tmp_path):
     there = str(GOLDEN / "classification")
     labels = "--labels=entailment,neutral,contradiction"
     start = ["import", there, CONFIG, "--task=glue:mnli", labels, f"--out={tmp_path / 'run'}", "--config.data.sequence_length=12"]
-    for flag, said in (
-        (
-            "--config.model.num_layers=4",
-            "--config.model.num_layers=4 has no effect: the checkpoint or the other flag makes it 2; leave",
-        ),
-        (
-            "--config.model.heads_per_layer=1",
-            "--config.model.heads_per_layer changes the shape of a fresh model; a checkpoint keeps",
-        ),
-        ("--config.data.max_predictions=3", "--config.data.max_predictions: the config has no field 'data.max_predictions'"),
-        (
-            "--task.data.sequence_length=8",
-            "--task.data.sequence_length=8 has no effect: the checkpoint or the other flag makes it 12",
-        ),
-    ):
+    decided = "has no effect: the checkpoint or the other flag makes it"
+    for flag, said in {
+        "--config.model.num_layers=4": f"--config.model.num_layers=4 {decided} 2; leave",
+        "--config.model.heads_per_layer=1": "--config.model.heads_per_layer changes the shape of a fresh model; a checkpoint keeps",
+        "--config.data.max_predictions=3": "--config.data.max_predictions: the config has no field 'data.max_predictions'",
+        "--task.data.sequence_length=8": f"--task.data.sequence_length=8 {decided} 12",
+    }.items():
         assert said in fails(*start, flag)
     assert main([*start, "--config.optimizer.learning_rate=0.5", "--config.train.seed=7", "--config.model.num_layers=2"]) == 0
     config = RunFolder(tmp_path / "run").read_config()
@@ -198,6 +177,8 @@ def test_what_the_tokenizer_says_goes_before_the_config(fails, capsys, tmp_path,
 
 def test_checkpoints_that_do_not_fit_the_config(fails, capsys, tmp_path, golden):
     out = f"--out={tmp_path / 'run'}"
+    said = "--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it away"
+    assert said in fails("import", str(golden), CONFIG, *SHORT, out, "--labels=a,b")
     assert "its heads are of objective 'mlm', the --config has" in fails("import", str(golden), "--config=translation:6l8h", out)
     assert "the --config has model.objective = 'classification'" in fails("import", str(golden), CONFIG, *COLA, out)
     # The positions are the checkpoint's, the length of the rows is the config's.
@@ -206,10 +187,8 @@ def test_checkpoints_that_do_not_fit_the_config(fails, capsys, tmp_path, golden)
     assert "the checkpoint has 16 positions, fewer than data.sequence_length = 64; add --config.data.sequence_length=16" in error
     assert not (tmp_path / "run").exists()
     assert main([*arguments, error.split()[-1]]) == 0, "the advice, followed once"
-    assert (
-        "note: the checkpoint has 16 positions, the config 64; rows have data.sequence_length = 16 tokens"
-        in capsys.readouterr().out
-    )
+    note = "note: the checkpoint has 16 positions, the config 64; rows have data.sequence_length = 16 tokens"
+    assert note in capsys.readouterr().out
 
 
 def test_a_checkpoint_may_have_more_positions_than_the_config(capsys, tmp_path, golden):
@@ -227,25 +206,19 @@ def test_a_checkpoint_may_have_more_positions_than_the_config(capsys, tmp_path, 
 def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
     """In processes of their own: imported, scored, trained as was printed, exported."""
     (tmp_path / "corpus.txt").write_text("\n\n".join("The number goes. " * 5 + "the " * n for n in range(60)), encoding="utf-8")
-    own = [
-        CONFIG,
-        *SHORT,
-        f"--config.data.source=text:{tmp_path}/corpus.txt",
-        "--config.train.num_steps=4",
-        "--config.optimizer.warmup_steps=0",
-        "--config.train.eval_interval=0",
-    ]
+    own = [CONFIG, *SHORT, f"--config.data.source=text:{tmp_path}/corpus.txt", "--config.train.num_steps=4"]
+    own += ["--config.optimizer.warmup_steps=0", "--config.train.eval_interval=0"]
 
-    def mhsh(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "mhsh", *arguments], capture_output=True, text=True, check=False)
+    def said_by(*arguments: str) -> str:
+        done = mhsh(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    said = mhsh("import", str(golden), *own, f"--out={tmp_path / 'run'}")
+    said = said_by("import", str(golden), *own, f"--out={tmp_path / 'run'}")
     assert said.endswith(f"to train it further: mhsh train --workdir={tmp_path / 'run'}\n")
-    assert json.loads(mhsh("eval", str(tmp_path / "run")))["step"] == 0
-    assert "resuming from the checkpoint of step 0" in mhsh("train", f"--workdir={tmp_path / 'run'}")
+    assert json.loads(said_by("eval", str(tmp_path / "run")))["step"] == 0
+    assert "resuming from the checkpoint of step 0" in said_by("train", f"--workdir={tmp_path / 'run'}")
     assert RunFolder(tmp_path / "run").newest_checkpoint() == 4
-    assert "step 4" in mhsh("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
+    assert "step 4" in said_by("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
     before, after = (load_file(folder / "model.safetensors") for folder in (golden, tmp_path / "again"))
     assert all(0 < np.abs(before[name] - after[name]).max() < 0.1 for name in before)

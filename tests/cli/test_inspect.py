@@ -110,23 +110,6 @@ def test_a_run(tmp_path: Path, capsys, make_config: MakeConfig) -> None:
         assert inspect(capsys, folder.path).endswith(f"{step:,}\nto go on: {more}\n")
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "there is no "),
-        (b"%PDF-1.7\n%\xe2\xe3", "is a PDF, which no source reads; unpack it"),
-        (b"caf\xe9 au lait, a l'ecole", "line 1 is not UTF-8: .*; it looks like Latin-1"),
-        (b"", "holds no text"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, capsys, content: bytes | None, complaint: str) -> None:
-    if content is not None:
-        (tmp_path / "t").write_bytes(content)
-    assert main(["inspect", str(tmp_path / "t")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and all(part in error for part in complaint.split(".*"))
-
-
 def test_the_same_lines_are_at_the_head_of_prepare(tmp_path: Path, capsys) -> None:
     (tmp_path / "t.txt").write_text("\n\n".join(TEXTS))
     source = f"lines:{tmp_path}/t.txt"

@@ -20,12 +20,12 @@ def test_a_page_explains_every_flag_and_has_examples(name: str, capsys: pytest.C
     assert main([*name.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert f"Usage: mhsh {name}" in text and len(PAGES[name].examples) >= 2
-    assert re.findall(r"^│ [* ]{0,3}--\S+(?: \S+)? +│$", text, flags=re.M) == [], "nothing stands behind a flag"
+    assert re.findall(r"^│ [* ]{0,3}--\S+(?: \S+)? +│$", text, flags=re.M) == [], "a flag without a word"
     assert main([*name.split(), "-h"]) == 0
     assert capsys.readouterr().out == text
     arguments = (inspect.getdoc(PAGES[name].run) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     explained = set(re.findall(r"^  (\w+): ", arguments, flags=re.M))
-    shared = {"config", "given", "configs", "against", "task", "step", "folder"}  # explained in parser.py
+    shared = {"config", "given", "configs", "against", "task", "step", "folder", "turns", "processes"}  # explained once
     parameters = set(inspect.signature(PAGES[name].run).parameters)
     assert explained <= parameters and parameters - explained <= shared
 

@@ -57,16 +57,6 @@ def test_as_sacrebleu_itself(lines, capsys, lowercase):
     assert ours["num_lines"] == 150 and ours["exact_matches"] == sum(a.strip() == b.strip() for a, b in pairs) > 0
 
 
-def test_packed_files(lines, capsys):
-    packed = lines[0].with_suffix(".de.gz")
-    packed.write_bytes(gzip.compress(lines[0].read_bytes()))
-    printed = []
-    for hypotheses in (packed, lines[0]):
-        assert translation(hypotheses=(str(hypotheses),), references=str(lines[1])) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-
-
 def test_the_difference_to_a_baseline_has_an_interval(lines, capsys):
     arguments = dict(hypotheses=(str(lines[1]),) * 2, baseline=(str(lines[0]),) * 2, references=str(lines[1]))
     assert translation(**arguments) == 0
@@ -77,13 +67,6 @@ def test_the_difference_to_a_baseline_has_an_interval(lines, capsys):
     for each in pairs:
         low, high = each["interval"]
         assert 0 < low < each["difference"] < high
-
-
-def test_a_form_feed_or_a_line_separator_ends_no_line(tmp_path, capsys):
-    path = tmp_path / "odd"
-    path.write_bytes("one\x0ctwo\u2028three\x85four\r\nfive".encode())
-    assert translation(hypotheses=(str(path),), references=str(path)) == 0
-    assert json.loads(capsys.readouterr().out)["num_lines"] == 2
 
 
 @pytest.fixture

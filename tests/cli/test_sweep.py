@@ -160,13 +160,8 @@ def test_a_plan_grows_in_place_and_says_what_was_added_when(tmp_path, capsys):
 
 def test_seeds_that_are_added_do_not_choose(tmp_path):
     folder = SweepFolder(tmp_path / "s")
-    assert (
-        main(
-            ["sweep", *CONFIG, "--axes", "lr=1e-3..1e-2", "seed=0,1,2,3", "--sample=4", "--over=lr", "--parallel=0"]
-            + [f"--workdir={folder.path}"]
-        )
-        == 0
-    )
+    axes = ["--axes", "lr=1e-3..1e-2", "seed=0,1,2,3", "--sample=4", "--over=lr"]
+    assert main(["sweep", *CONFIG, *axes, "--parallel=0", f"--workdir={folder.path}"]) == 0
     assert folder.read_plan().choosing == Choosing("lr", 2)
     assert folder.read_plan().axes[0].values == (0.001, 0.00178, 0.00316, 0.00562)
     assert main(["sweep", f"--workdir={folder.path}", "--add-seeds=4", "--parallel=0"]) == 0
