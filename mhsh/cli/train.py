@@ -40,7 +40,7 @@ EXAMPLES = (
 class Processes:
     """The flags of a command that several processes run together."""
 
-    distributed: Annotated[bool, Parameter(help="join the processes that JAX finds (TPU VMs, GKE, Slurm); one command each")] = (
+    distributed: Annotated[bool, Parameter(help="join the processes that JAX finds (TPU VMs, GKE, Slurm): a command on each")] = (
         False
     )
     coordinator: Annotated[str | None, Parameter(help="HOST:PORT where process 0 listens, together with the next two")] = None
