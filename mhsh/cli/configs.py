@@ -28,8 +28,9 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
     if config is not None:
         print(json.dumps(_resolved(config), indent=2))
         return 0
-    print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n\n{_files()}\n")
-    print("Sources of documents, as --config.data.source takes them; gs:// too:\n")
+    print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n")
+    print(*map(_file, configs.shipped_names()), sep="\n\n")
+    print("\nSources of documents, as --config.data.source takes them; gs:// too:\n")
     for source in SOURCES.entries():
         print(f"  {source.form}\n      {source.reads}; a document is {source.document}")
     print("\nFields, and what a difference in them does to a comparison:\n")
@@ -50,12 +51,8 @@ def _resolved(name: str) -> dict[str, Any]:
     return to_dict(from_dict(fields)) if set(ModelConfig.__struct_fields__) <= set(fields["model"]) else fields
 
 
-def _files() -> str:
-    """A paragraph a config file: what it is for, and its variants as `--config` takes them."""
-    return "\n\n".join(map(_file, configs.shipped_names()))
-
-
 def _file(name: str) -> str:
+    """A paragraph on a config file: what it is for, and its variants as `--config` takes them."""
     module = configs.load(name)
     subject = (module.__doc__ or "").split("\n")[0]
     variants = ", ".join(f"{name}:{variant}" for variant in module.VARIANTS)

@@ -59,10 +59,9 @@ def source_lines(config: Config) -> Iterator[str]:
     """The same of a config's data.source, for the head of a command, from its first documents;
     none where it is not of files.
     """
-    source = config.data.source
-    kind = SOURCES.get(source.partition(":")[0])
-    if config.model.objective in ("mlm", "clm") and kind is not None and kind.in_folder:
-        yield from describe_source(source, HEAD_CHARACTERS)
+    kind = config.data.source.partition(":")[0]
+    if config.model.objective in ("mlm", "clm") and kind in SOURCES and SOURCES[kind].in_folder:
+        yield from describe_source(config.data.source, HEAD_CHARACTERS)
 
 
 def run_in_words(config: Config) -> str:

@@ -87,10 +87,6 @@ class Registry(Generic[Entry]):
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self.names()
 
-    def get(self, name: str) -> Entry | None:
-        """The entry of that name; None where there is none."""
-        return self._entries[name] if name in self else None
-
     def __getitem__(self, name: str) -> Entry:
         """Raises UserError where there is no such entry."""
         if name not in self:

@@ -17,8 +17,6 @@ from tests.runs import mhsh
 
 # A remat policy saves the tracing that `auto` takes.
 SHAPE = {"model.embed_dim": 16, "model.head_dim": 2, "model.mlp_dim": 16, "model.remat_policy": "none", "data.sequence_length": 16}
-BERT = "--config=configs/bert.py:2l8h"
-TRANSLATION = "--config=configs/translation.py:tiny"
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
@@ -74,20 +72,13 @@ def test_inference_over_a_grid(tmp_path):
 
 @pytest.mark.slow
 def test_decoding(tmp_path):
+    few = ["--sentences=2", "--source-tokens=5", "--steps=4", "--rounds=1"]
     config = tiny("config", "translation.py:tiny", **{"model.max_positions": 64})
-    few = ["--sentences=2", "--source-tokens=5", "--steps=4", "--file-sentences=3", "--rounds=1"]
-    found, _ = bench(tmp_path / "decode.json", "decode", *config, *few)
-    batch, file = found["cells"]
+    batch, file = bench(tmp_path / "translated.json", "decode", *config, *few, "--file-sentences=3")[0]["cells"]
     assert batch["setting"] == {"setting": "batch", "sentences": 2, "tokens": 8}
     assert file["setting"]["sentences"] == 3 and 3 * 8 <= file["candidates"][0]["work"] <= 3 * 60
-
-
-@pytest.mark.slow
-def test_writing(tmp_path):
     config = tiny("config", "quickstart.py:6l4h_post_ln", **{"model.max_positions": 64})
-    few = ["--sentences=2", "--source-tokens=5", "--steps=4", "--rounds=1"]
-    found, _ = bench(tmp_path / "decode.json", "decode", *config, *few)
-    (only,) = found["cells"]
+    (only,) = bench(tmp_path / "written.json", "decode", *config, *few)[0]["cells"]
     assert only["setting"] == {"prompts": 2, "prompt_tokens": 5, "tokens": 8}
 
 

@@ -1,6 +1,4 @@
-"""mhsh prepare in processes of its own: what it prints, what it imports, and that no kill of the
-real thing changes its bytes.
-"""
+"""mhsh prepare in processes of its own: what it prints, what it imports, and its end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -87,36 +85,11 @@ def test_objectives_without_rows_of_their_own(tmp_path):
         prepare.run(config=from_dict(fields), out=str(tmp_path / "out"), workers=1)
 
 
-@pytest.mark.slow  # at every change of a file: tests/data/test_prepare.py
-def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path):
-    """Each start is killed as soon as it has brought the folder one of these further; its three
-    workers go with it.
-    """
-    config = translation_config(source="numbers:1500")
-    prepared(config, tmp_path / "whole", per_shard=100)
-    out = tmp_path / "out"
-    for moment in ("staging/train-00005.txt", "tokenizer.json", "train/00003.arrayrecord", "train/00011.json"):
-        process = subprocess.Popen(command(config, out, per_shard=100, workers=3), cwd=ROOT, stdout=subprocess.DEVNULL)
-        while not (out / moment).exists():
-            assert process.poll() is None, moment
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
-    prepared(config, out, per_shard=100)
-    assert tree(out) == tree(tmp_path / "whole")
-
-
 def test_ctrl_c_ends_it_at_once_and_nothing_is_lost(tmp_path):
     config = translation_config(source="numbers:1500")
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        command(config, out, per_shard=50, workers=3),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command(config, out, per_shard=50, workers=3), **started)
     while not (out / "train" / "00003.json").exists():
         assert process.poll() is None
         time.sleep(0.001)

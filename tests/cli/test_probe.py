@@ -27,16 +27,8 @@ TINY = [
 def run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("runs") / "_tiny$run"
-    settings = [
-        *TINY,
-        corpus,
-        "--config.model.num_layers=3",
-        "--config.train.num_steps=2",
-        "--config.optimizer.warmup_steps=1",
-        "--config.train.eval_batches=1",
-        f"--workdir={folder}",
-    ]
-    done = mhsh_here("train", *settings)
+    steps = ["--config.train.num_steps=2", "--config.optimizer.warmup_steps=1", "--config.train.eval_batches=1"]
+    done = mhsh_here("train", *TINY, corpus, "--config.model.num_layers=3", *steps, f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -97,21 +89,14 @@ def test_fresh_stacks_of_several_depths(corpus, tmp_path, capsys):
     assert "admin_closed_one" in capsys.readouterr().out and out.with_suffix(".svg").exists()
 
 
-def test_a_run_without_checkpoints_and_one_with_other_data(run, tmp_path, capsys):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "config.json").write_bytes((run / "config.json").read_bytes())
-    assert main(["probe", "gradients", str(bare), f"--out={tmp_path}/a.json"]) == 2
-    assert "checkpoint" in capsys.readouterr().err
-    assert main(["probe", "gradients", str(run), "--step=7", f"--out={tmp_path}/a.json"]) == 2
-    assert "7" in capsys.readouterr().err
-    assert main(["probe", "gradients", str(run), "--rows=100000", f"--out={tmp_path}/a.json"]) == 2
-    assert "--rows=100000 is more than the" in capsys.readouterr().err
+def test_what_a_run_does_not_have(run, tmp_path, fails):
+    for flag, said in (("--step=7", "holds no checkpoint of step 7"), ("--rows=100000", "--rows=100000 is more than the")):
+        assert said in fails("probe", "gradients", str(run), flag, f"--out={tmp_path}/a.json")
     assert not (tmp_path / "a.json").exists()
 
 
-def test_a_picture_that_is_there_is_kept(run, tmp_path, capsys):
+def test_a_picture_that_is_there_is_kept(run, tmp_path, fails):
     (tmp_path / "found.svg").write_text("mine")
-    assert main(["probe", "similarity", str(run), f"--out={tmp_path}/found.json"]) == 2
-    assert "found.svg exists, and nothing is overwritten" in capsys.readouterr().err
+    said = fails("probe", "similarity", str(run), f"--out={tmp_path}/found.json")
+    assert "found.svg exists, and nothing is overwritten" in said
     assert (tmp_path / "found.svg").read_text() == "mine" and not (tmp_path / "found.json").exists()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,13 @@ def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+def _until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits while the process runs."""
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
 @pytest.mark.slow  # tests/sweep/test_folder.py kills without training
 def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     folder = tmp_path / "s"
@@ -244,9 +252,7 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
     started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     killed = subprocess.Popen(command(*arguments), **started)
     run = SweepFolder(folder).run_folder("seed-0")
-    while run.newest_checkpoint() is None:
-        assert killed.poll() is None, killed.communicate()
-        time.sleep(0.05)
+    _until(lambda: run.newest_checkpoint() is not None, killed)
     (child,) = _children(killed.pid)
     killed.kill()
     killed.communicate()
@@ -259,13 +265,9 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
 
     stopped = subprocess.Popen(command(*arguments), **started)
     (log,) = (folder / "logs").glob("*-0.log")
-    while "resuming from the checkpoint of step" not in log.read_text(encoding="utf-8"):
-        assert stopped.poll() is None, stopped.communicate()
-        time.sleep(0.05)
+    _until(lambda: "resuming from the checkpoint of step" in log.read_text(encoding="utf-8"), stopped)
     steps = run.read_metrics().count
-    while run.read_metrics().count < steps + 3:  # it trains, and no longer prepares
-        assert stopped.poll() is None, stopped.communicate()
-        time.sleep(0.05)
+    _until(lambda: run.read_metrics().count >= steps + 3, stopped)  # it trains, and no longer prepares
     stopped.send_signal(signal.SIGINT)
     out, err = stopped.communicate()
     assert stopped.returncode == 130, err
@@ -277,9 +279,7 @@ def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
 
     # Who presses Ctrl-C twice ends the sweep, and leaves no cell behind.
     hasty = subprocess.Popen(command(*arguments), **started)
-    while run.read_metrics().count < saved + 3:
-        assert hasty.poll() is None, hasty.communicate()
-        time.sleep(0.05)
+    _until(lambda: run.read_metrics().count >= saved + 3, hasty)
     hasty.send_signal(signal.SIGINT)
     while hasty.poll() is None:
         hasty.send_signal(signal.SIGINT)
