@@ -59,8 +59,8 @@ def source_lines(config: Config) -> Iterator[str]:
     """The same of a config's data.source, for the head of a command, from its first documents;
     none where it is not of files.
     """
-    kind = config.data.source.partition(":")[0]
-    if config.model.objective in ("mlm", "clm") and kind in SOURCES and SOURCES[kind].in_folder:
+    kind = SOURCES.get(config.data.source.partition(":")[0])
+    if config.model.objective in ("mlm", "clm") and kind is not None and kind.in_folder:
         yield from describe_source(config.data.source, HEAD_CHARACTERS)
 
 

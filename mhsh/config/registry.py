@@ -87,6 +87,10 @@ class Registry(Generic[Entry]):
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self.names()
 
+    def get(self, name: str) -> Entry | None:
+        """The entry of that name; None where there is none."""
+        return self._entries[name] if name in self else None
+
     def __getitem__(self, name: str) -> Entry:
         """Raises UserError where there is no such entry."""
         if name not in self:
@@ -102,10 +106,6 @@ class Registry(Generic[Entry]):
             raise UserError(f"the {self.kind} {name!r} is of a notebook, which another process cannot read; write it into a file")
         return [] if origin is None else [str(origin.path)]
 
-    def origin(self, name: str) -> Origin | None:
-        """The file of a user's entry; None of one of mhsh's own, or of none."""
-        return self._origins.get(name)
-
     def refuse(self, name: str, names: Iterable[str]) -> NoReturn:
         """Raises the UserError of a name that is none of `names`."""
         hint = nearest(name, names)
@@ -117,7 +117,7 @@ class Registry(Generic[Entry]):
         that name.
         """
         known = next((entry for entry in recorded if (entry["field"], entry["name"]) == (self.field, name)), None)
-        here = self.origin(name)
+        here = self._origins.get(name)
         if known is None:
             return ""
         there = Origin(known["file"], known["sha256"], None)
@@ -132,7 +132,7 @@ class Registry(Generic[Entry]):
         """For a command that is printed: the path of the file of a user's entry or, where it is not
         loaded, the name that a run recorded; None: there is none.
         """
-        origin = self.origin(name)
+        origin = self._origins.get(name)
         if origin is None:
             names = (entry["file"] for entry in recorded if (entry["field"], entry["name"]) == (self.field, name))
             return next((file for file in names if file != _NOTEBOOK and name not in self), None)
@@ -143,7 +143,7 @@ class Registry(Generic[Entry]):
 
     def record(self, name: str) -> list[dict[str, str]]:
         """For run.json: a user's entry with its file; nothing of one of mhsh's own."""
-        origin = self.origin(name)
+        origin = self._origins.get(name)
         return [] if origin is None else [{"field": self.field, "name": name, "file": origin.file, "sha256": origin.sha256}]
 
 
