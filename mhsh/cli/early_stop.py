@@ -27,14 +27,12 @@ _heard: int | None = None  # the signal that the handler of a command that unwin
 
 
 def end_at_once() -> None:
-    """From now on these signals end the process, except while somebody else handles them."""
+    """Lets these signals end the process, except while somebody else handles them."""
     _listen(_leave_to_the_thread)
 
 
 def unwind() -> None:
-    """From now on these signals raise KeyboardInterrupt, except while somebody else handles
-    them.
-    """
+    """Lets these signals raise KeyboardInterrupt, except while somebody else handles them."""
     sys.unraisablehook = _raise_again
     _listen(_interrupt)
 

@@ -35,7 +35,7 @@ def run(
     max_hours: Positive | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
-    """What runs of some configs will be and cost, side by side: parameters, FLOPs, memory.
+    """Shows what runs of some configs will be and cost, side by side: parameters, FLOPs, memory.
 
     With --topology the training step is compiled for it, and what the compiler says is printed:
     memory, collectives, FLOPs. With --chips the time on them is estimated, as a range. The exit

@@ -74,8 +74,8 @@ def restart_with_huge_pages() -> None:
 
 
 def replace_missing_characters() -> None:
-    """From here on, what an encoding lacks (Latin-1, ASCII; bytes of a name that are no UTF-8) is
-    written with the characters that it has, where Python would raise UnicodeEncodeError.
+    """Writes what an encoding lacks (Latin-1, ASCII; bytes of a name that are not UTF-8) with the
+    characters that it has, where Python would raise UnicodeEncodeError.
     """
     codecs.register_error(_ERRORS, _replaced)
     for stream in (sys.stdout, sys.stderr):

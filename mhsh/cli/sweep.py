@@ -309,7 +309,7 @@ def _sums(cells: Sequence[Cell]) -> list[str]:
 
 
 class _Progress:
-    """What has become of the cells of a sweep, said when it changes: which of how many it is, its
+    """The states of the cells of a sweep, said when they change: which of how many it is, its
     result, and how long the others take by their FLOPs.
     """
 

@@ -88,14 +88,14 @@ class Crew:
         self._cells, self._failures = itertools.count(), itertools.count()
 
     def train(self, runs: Sequence[Held], stop: StopSignals) -> Iterator[tuple[Held, Exception | None]]:
-        """Of process 0: trains cells together, whose run folders it holds; several processes have
-        one. Yields each when it has ended, and its error.
+        """Trains cells together, of which several processes have one; process 0 calls it, and holds
+        their run folders. Yields each when it has ended, and its error.
         """
         self._tell({"run": str(runs[0].folder.path), "config": to_record(runs[0].config)})
         return self._train(runs, stop)
 
     def dismiss(self, status: int) -> None:
-        """Of process 0: all end, with this exit status."""
+        """Ends all processes with this exit status; process 0 calls it."""
         self._tell({"status": status})
 
     def _tell(self, what: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class Crew:
             told(f"cell/{next(self._cells)}", json.dumps(what))
 
     def follow(self) -> int:
-        """Of the others: trains what process 0 says. Returns the exit status."""
+        """Trains what process 0 says, in the other processes. Returns the exit status."""
         from mhsh.cluster.agreement import told
         from mhsh.cluster.signals import StopSignals
         from mhsh.training.loop import Held

@@ -1,6 +1,4 @@
-"""What an entry of a registry holds, and the registries of residual schemes, optimizers and sources
-of documents.
-"""
+"""The registries of residual schemes, optimizers and sources of documents, and their entries."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
 
 
 def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
-    """As many parameters in `num_layers` layers of N heads: D and H times sqrt(L / L'), rounded,
-    and F so that the layers of both stacks have as many parameters as before, within 1 %.
+    """The model in `num_layers` layers of N heads: D and H times sqrt(L / L'), rounded, and F so
+    that the layers of both stacks have as many parameters as before, within 1 %.
 
     It is the control of regrouping: depth changes, the heads of a layer do not. Raises UserError
     where the depth is not whole in both stacks, or no width fits.

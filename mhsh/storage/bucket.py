@@ -231,7 +231,7 @@ class GuardedObject:
         self._generation, self._size = 0, 0  # of the last own write; 0: there is no object
 
     def generation(self) -> int:
-        """That of the object as it is now; 0: there is none."""
+        """The generation of the object as it is now; 0: it does not exist."""
         return int(self._current().get("generation", 0))
 
     def write(self, content: bytes, generation: int | None = None) -> None:
@@ -277,7 +277,7 @@ class GuardedObject:
             objects.call("DELETE", "b/{}/o/{}", self._bucket, self._name, ifGenerationMatch=str(self._generation))
 
     def _take(self) -> None:
-        """From now on the object, if there is one, is this process's: it is composed of itself."""
+        """Makes the object, if there is one, this process's: it is composed of itself."""
         for _ in range(_TAKES):
             now = self._current()
             try:

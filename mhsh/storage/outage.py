@@ -40,7 +40,7 @@ _waits: contextvars.ContextVar[bool] = contextvars.ContextVar("waits", default=T
 
 
 def bear(minutes: float) -> None:
-    """From now on an outage ends the process after so many minutes (train.storage_minutes)."""
+    """Lets an outage end the process after so many minutes (train.storage_minutes)."""
     _state.patience = 60 * minutes
 
 

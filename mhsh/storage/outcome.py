@@ -103,7 +103,7 @@ def outcome_words(outcome: str, config: Config, entropy: float) -> str:
 
 
 def plateau_words(config: Config, step: int, split: str, loss: float, entropy: float) -> str:
-    """That a run is still on the plateau, and what to try."""
+    """The line that says that a run is still on the plateau, and what to try."""
     at = f"the {split} loss {format_loss(loss)} is not {PLATEAU_MARGIN} below"
     if config.model.objective in TASKS:
         words = f"step {step}: {at} {format_loss(entropy)}, that of {uninformed(config)} alone"
