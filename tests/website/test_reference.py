@@ -24,7 +24,7 @@ def test_each_flag_of_a_command_is_on_the_page(monkeypatch: pytest.MonkeyPatch) 
     for name, page in shown.items():
         for parameter in inspect.signature(page.run).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "as_json":
-                flag = "config" if parameter.name == "given" else parameter.name.replace("_", "-")
+                flag = {"given": "config", "processes": "process-id"}.get(parameter.name, parameter.name.replace("_", "-"))
                 assert f" --{flag}" in sections[name], f"{name} {parameter.name}"
 
 
