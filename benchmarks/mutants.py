@@ -1,6 +1,6 @@
 """How many planted faults the tests of one file find, by cosmic-ray's mutation operators.
 
-  python benchmarks/mutants.py mhsh/models/residual.py tests/models/test_residual.py --sample=40
+  python benchmarks/mutants.py mhsh/models/schemes.py tests/models/test_residual.py --sample=40
 
 Each mutant is the file with one operator, number, comparison or keyword changed. It is killed when
 one of the tests fails, cannot be collected, or takes ten times as long as without it. The sample is

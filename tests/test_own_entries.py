@@ -183,7 +183,7 @@ def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):
 NO_DECAY = """
 import mhsh
 from flax import linen as nn
-from mhsh.models.residual import PreLN
+from mhsh.models.schemes import PreLN
 
 @mhsh.add_residual("undecided")
 class Undecided(PreLN):

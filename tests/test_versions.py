@@ -61,7 +61,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("later")
     for name in ("mhsh", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, entry in {"models/residual.py": SCHEME, "training/optimizer.py": OPTIMIZER}.items():
+    for name, entry in {"models/schemes.py": SCHEME, "training/optimizer.py": OPTIMIZER}.items():
         with open(folder / "mhsh" / name, "a", encoding="utf-8") as file:
             file.write(entry)
     schema = folder / "mhsh" / "config" / "schema.py"

@@ -44,7 +44,7 @@ class UpdateRule:
 
 
 SCHEMES: Registry[Scheme] = Registry(
-    "residual scheme", "model.residual", ["mhsh.models.residual", "mhsh.models.block_attn_res", "mhsh.models.mhc_lite"]
+    "residual scheme", "model.residual", ["mhsh.models.schemes", "mhsh.models.block_attn_res", "mhsh.models.mhc_lite"]
 )
 UPDATE_RULES: Registry[UpdateRule] = Registry("optimizer", "optimizer.name", ["mhsh.training.optimizer", "mhsh.training.muon"])
 SOURCES: Registry[Any] = Registry("source", "data.source", ["mhsh.data.documents"])

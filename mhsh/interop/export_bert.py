@@ -23,7 +23,7 @@ from mhsh.interop.bert_tensors import to_tensors
 from mhsh.interop.vocabulary import write_vocabulary
 from mhsh.interop.weights import CONFIG_FILE, write_weights
 from mhsh.models.layers import sinusoids
-from mhsh.models.residual import deepnorm_constants
+from mhsh.models.schemes import deepnorm_constants
 from mhsh.models.types import SUBLAYERS, encoder_stack
 
 # What divides by less grows a million times and more: half precision, in which exported models are

@@ -10,7 +10,7 @@ import jax
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
-from mhsh.models.residual import closed_form_omega
+from mhsh.models.schemes import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
 from mhsh.training.memory import USABLE_SHARE, candidates, device_bytes, footprint, with_policy

@@ -10,6 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mhsh.config.entries import SCHEMES
+from mhsh.models.transformer import Encoder
+
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 0, 0]])
+
 
 def library(x):
     return jnp if isinstance(x, jax.Array) else np
@@ -92,3 +97,20 @@ def encoder_decoder(config, params, batch, joins, end=lambda stack, x: x):
     }
     y = run_stack(params["decoder"], sublayers, embed("target", "decoder_inputs", "targets_position"), joins["decoder"])
     return end("decoder", y)
+
+
+def encoder_errors(config, random_like, error, plain):
+    """How far an encoder on SEGMENTS is from plain(params, x) of the same parameters: its weighted
+    output with all gradients in float32, and the output in float64.
+    """
+    encoder = Encoder(config, SCHEMES[config.residual].residual)
+    x, segments = jax.random.normal(jax.random.key(0), (*SEGMENTS.shape, config.embed_dim)), jnp.asarray(SEGMENTS)
+    params = random_like(jax.eval_shape(lambda: encoder.init(jax.random.key(1), x, segments, None))["params"])
+    weights = jax.random.normal(jax.random.key(2), x.shape) * (SEGMENTS > 0)[:, :, None]
+
+    def of(run):
+        return jax.jit(jax.value_and_grad(lambda params, x: (weights * run(params, x)).sum(), argnums=(0, 1)))(params, x)
+
+    found = of(lambda params, x: encoder.apply({"params": params}, x, segments, None))
+    exact = plain(jax.tree.map(np.float64, params), np.float64(x))
+    return error(found, of(plain)), error(found[0], (np.float64(weights) * exact).sum())

@@ -7,7 +7,7 @@ import pytest
 
 from mhsh.models.build import left_to_xla
 from mhsh.models.kernels.select import anywhere
-from mhsh.models.residual import PostLN
+from mhsh.models.schemes import PostLN
 
 COVERED = dict(kernels="fused", embed_dim=128, head_dim=64)
 

@@ -16,7 +16,8 @@ from mhsh.models.admin import real_variance
 from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.residual import Stream, closed_form_omega, deepnorm_constants
+from mhsh.models.residual import Stream
+from mhsh.models.schemes import closed_form_omega, deepnorm_constants
 from mhsh.models.transformer import Encoder, EncoderContext, EncoderLayer
 from mhsh.models.types import Stack, decoder_stack, encoder_stack
 from tests.models.plain import JOINS, norm
