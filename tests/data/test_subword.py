@@ -35,7 +35,7 @@ def decoded(tokenizer: SubwordTokenizer, text: str) -> str:
 
 @example("")
 @example("Grüße aus Köln, „schön“ \u2014 nicht wahr?")
-@example("it's 5 o'clock; don't")
+@example("it's 5 o'clock! don't")  # "!" is the first piece after the specials
 @example("\U0001f600 \U0001f469\u200d\U0001f680 ok")
 @example("[EOS] [PAD][UNK] <s>")
 @example("日本語 и русский Ġ ▁ ##a")
