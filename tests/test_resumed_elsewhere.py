@@ -29,7 +29,7 @@ def test_a_sharded_run_goes_on_on_one_device(corpus, tmp_path):
     assert done.returncode == 0, done.stderr
     resumed = cut_back(sharded, tmp_path / "resumed", step=3)
     config = (resumed / "config.json").read_bytes()
-    done = mhsh_here("train", f"--workdir={resumed}", *(f"--config.{path}={value}" for path, value in CHANGES.items()))
+    done = mhsh("train", f"--workdir={resumed}", *(f"--config.{path}={value}" for path, value in CHANGES.items()))
     assert done.returncode == 0, done.stderr
     assert "resumed: after step 3: model.remat_policy = 'full' (before: 'none'), model.scan_unroll = 2 (before: 0), " in done.stdout
     for row, expected in zip(rows_without_timings(resumed), rows_without_timings(sharded), strict=True):

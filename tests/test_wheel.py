@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,7 @@ from tests.conftest import ROOT
 from tests.evaluation import small_translation
 from tests.interop import small_bert
 from tests.runs import saved_run
+from tests.test_versions import COMMANDS
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:
@@ -220,12 +222,10 @@ def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> N
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "numbers.txt").write_text(NUMBERS)
     changes = {"train": change, "compare": "", "sweep": " --dry-run"}
-    printed = {}
-    for command in readme_commands():
-        verb = command.split()[1]
-        path = f"{site}/bin:{os.environ['PATH']}"
-        printed[verb] = run("bash", "-c", command.rstrip() + changes[verb], cwd=tmp_path, PYTHONPATH=site, PATH=path)
-    assert "12 of them choose lr" in printed["sweep"]
+    commands = [shlex.split(command.replace("\\\n", " ") + changes[command.split()[1]]) for command in readme_commands()]
+    assert {command[0] for command in commands} == {"mhsh"}
+    printed = run(sys.executable, "-c", COMMANDS, json.dumps([command[1:] for command in commands]), cwd=tmp_path, PYTHONPATH=site)
+    assert "12 of them choose lr" in printed
     table = json.loads((tmp_path / "report.json").read_bytes())["report"]["tables"][0]
     found = [dict(zip([column["name"] for column in table["columns"]], row["cells"], strict=True)) for row in table["rows"]]
     if change:  # no run learns anything in two steps
@@ -235,4 +235,4 @@ def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> N
     for name, row in zip(("3l4h", "12l1h"), found, strict=True):
         entropy = json.loads((tmp_path / "runs" / name / "run.json").read_bytes())["data"]["unigram_entropy"]
         assert row["validation loss"]["value"] < entropy - 0.3
-    assert abs(found[1]["difference"]["value"]) > 0 and "A fair comparison: " in printed["compare"]
+    assert abs(found[1]["difference"]["value"]) > 0 and "A fair comparison: " in printed

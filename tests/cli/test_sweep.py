@@ -115,7 +115,7 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     before = metrics.read_bytes()
     assert main([*axes, "--dry-run", "--retry"]) == 0  # changes nothing
     assert main(["sweep", f"--workdir={folder}"]) == 2  # a failed cell is only tried again with --retry
-    assert main(["sweep", f"--workdir={folder}", "--retry", "--parallel=2"]) == 0
+    assert main(["sweep", f"--workdir={folder}", "--retry"]) == 0
     assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
     assert metrics.read_bytes() == before
     report = msgspec.convert(json.loads((folder / "report.json").read_bytes())["report"], Report)

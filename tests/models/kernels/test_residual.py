@@ -89,7 +89,7 @@ def test_widths_that_are_not_covered(tiny):
     assert uncovered(tiny(embed_dim=200)) == "model.embed_dim = 200 is no multiple of 128 up to 4096"
 
 
-@pytest.mark.parametrize(("residual", "shape"), [("admin", (2, 1, 1)), ("pre_ln", (1, 1, 1))])
+@pytest.mark.parametrize(("residual", "shape"), [("admin", (2, 1, 1)), pytest.param("pre_ln", (1, 1, 1), marks=pytest.mark.slow)])
 def test_a_whole_step(make_config, residual, shape):
     """In fp32, on one device and on shards of the batch, whose masks are those of the whole."""
     overrides = {
