@@ -10,7 +10,7 @@ import pytest
 from mhsh.storage.run_folder import RunFolder
 from mhsh.verdict.fairness import find_conditions
 from mhsh.verdict.runs import load_runs
-from tests.runs import CONFIG, cut_back, mhsh, mhsh_here, rows_without_timings
+from tests.runs import CONFIG, cut_back, mhsh, rows_without_timings
 
 CUT = [f"--config.{each}" for each in ("train.num_steps=6", "train.checkpoint_interval=3", "optimizer.warmup_steps=2")]
 NO_DROPOUT = [f"--config.model.{name}_dropout=0" for name in ("hidden", "attention", "embedding")]

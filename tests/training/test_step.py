@@ -69,7 +69,7 @@ LOOPED = {"model.loops": 2}
     ("task", "variant", "shape", "overrides"),
     [
         pytest.param("bert", "2l8h", (8, 1, 1), {}, marks=pytest.mark.slow),
-        # By default: tests/test_clusters.py, whose losses of both of BERT's heads are those of one process.
+        # By default: tests/test_clusters.py, which compares both of BERT's losses.
         pytest.param("bert", "2l8h", (2, 2, 2), {}, marks=pytest.mark.slow),
         pytest.param("bert", "2l8h", (1, 4, 2), {}, marks=pytest.mark.slow),
         pytest.param("bert", "16l1h", (1, 8, 1), {}, marks=pytest.mark.slow),
