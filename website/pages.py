@@ -28,6 +28,7 @@ def write_pages(to: Path) -> None:
         _write(to / "api" / f"{name}.md", api.markdown(page))
     tutorial = read_tutorial(DOCS / "tutorial.ipynb")
     _write(to / "tutorial.md", tutorial.markdown)
+    _write(to / "index.md", (DOCS / "index.md").read_text(encoding="utf-8").replace("tutorial.ipynb", "tutorial.md"))
     for name, picture in tutorial.pictures.items():
         (to / name).write_bytes(picture)
     _write(to / "sample.md", write_sample_report(to / "sample"))

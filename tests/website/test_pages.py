@@ -17,7 +17,7 @@ from website import api
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
-GENERATED = {"commands.md", "sample.md", *(f"api/{name}.md" for name in api.PAGES)}
+GENERATED = {"commands.md", "sample.md", "tutorial.md", *(f"api/{name}.md" for name in api.PAGES)}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 

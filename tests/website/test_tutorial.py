@@ -1,4 +1,4 @@
-"""The tutorial: docs/tutorial.md, and docs/tutorial.ipynb with its outputs."""
+"""The tutorial: docs/tutorial.ipynb with its outputs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,11 @@ from website.tutorial import COLOUR, SHELL, read_tutorial
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTEBOOK = DOCS / "tutorial.ipynb"
-FENCE = re.compile(r"^```(python|bash)\n(.*?)\n```$", re.M | re.S)
 AGAIN = "run it again, as docs/development/testing.md says"
 
 
 def cells(kind: str) -> list[dict[str, Any]]:
     return [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
-
-
-def test_the_notebook_is_the_page() -> None:
-    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
-    text, code = FENCE.sub("", page), [SHELL * (language == "bash") + source for language, source in FENCE.findall(page)]
-    assert code == ["".join(cell["source"]) for cell in cells("code")], AGAIN
-    assert text.split() == " ".join("".join(cell["source"]) for cell in cells("markdown")).split(), AGAIN
 
 
 def test_the_notebook_was_run_from_the_first_cell_to_the_last() -> None:
