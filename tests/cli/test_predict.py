@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from mhsh.cli.predict import run
-from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.storage.run_folder import RunFolder
@@ -43,11 +42,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
         checkpoints.save(step, jax.device_put(TrainState(random_params(step), {}, np.int32(step))))
     checkpoints.close()
     return str(folder.path)
-
-
-@pytest.fixture
-def copied(trained: str, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "copied"))
 
 
 def options(**changed: Any) -> dict[str, Any]:
@@ -90,8 +84,6 @@ def test_an_older_step_and_an_average(trained, tmp_path):
         found[name] = (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
     assert found == {"older": expected_of_step(4), "average": expected(mean)}
     assert found["older"] != found["average"]
-    with pytest.raises(UserError, match=r"3 checkpoints cannot be averaged: up to step 8 there are 2 \(4, 8\)"):
-        run(trained, **options(input=source, average=3))
 
 
 @pytest.mark.slow
@@ -122,13 +114,9 @@ def test_an_overlong_line_leaves_no_output(trained, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_vocabulary_that_does_not_match(copied, tmp_path):
-    source = written(tmp_path / "source", LINES)
-    texts = ["the quick brown fox jumps over the lazy dog while pigs are flying", "etwas ganz anderes als alles vorher Gesagte"] * 3
-    for size in (300, 330):  # fewer tokens than the model has embeddings for, and more
-        train_subword(texts, size).save(copied / "tokenizer.json")
+def test_a_vocabulary_that_does_not_match(trained, tmp_path):
+    copied = Path(shutil.copytree(trained, tmp_path / "copied"))
+    for change in (lambda path: path.write_bytes(path.read_bytes() + b" "), Path.unlink):
+        change(copied / "tokenizer.json")
         with pytest.raises(UserError, match=r"tokenizer\.json is missing, or is not the vocabulary that the run began with"):
-            run(str(copied), **options(input=source))
-    (copied / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
-        run(str(copied), **options(input=source))
+            run(str(copied), **options(input=written(tmp_path / "source", LINES)))

@@ -125,16 +125,6 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert shape == there.read_plan().cells[0].cost["parameters"]
 
 
-@pytest.mark.slow  # by default: tests/cli/test_work.py
-def test_only_the_best_value_is_trained_on_all_seeds(learnable, tmp_path, capsys):
-    axes = ["--axes", "lr=1e-6,3e-2", "seed=0,1", "--over=lr", "--choosing-seeds=1"]
-    tuned = ["sweep", *CONFIG, *learnable, *axes, f"--workdir={tmp_path / 's'}"]
-    assert main([*tuned, "--parallel=2"]) == 0
-    said = capsys.readouterr().out
-    assert "2 of them choose lr; the other seeds run at the chosen values" in said and "lr of 1x8 admin: 0.03\n" in said
-    assert states(tmp_path / "s") == [FINISHED, WAITING, FINISHED, FINISHED]
-
-
 GROWN = ["sweep", *CONFIG, "--axes", "heads_per_layer=8,1", "seed=0,1", "--parallel=0"]
 
 
