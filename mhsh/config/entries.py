@@ -38,7 +38,7 @@ class UpdateRule:
     build: Callable[[OptimizerConfig], Any]  # an optax.GradientTransformation
     source: str
     trust_ratio: bool = False  # whether LAMB's follows weight decay
-    scales_with_depth: bool = False  # whether a scheme may scale the layers' gradients and updates
+    scales_with_depth: bool = False  # whether a scheme may scale the layers' gradients, on which no update's size depends
     whole_matrices: bool = False  # whether it needs each layer's matrices undivided
     flops: Callable[[Config], int] = lambda config: 0  # of one update, beyond passes over the parameters
 
@@ -62,18 +62,9 @@ def add_residual(
     fields: Mapping[str, str] | None = None,
     variants: Mapping[str, Variant] | None = None,
 ) -> Callable[[Any], Any]:
-    """Decorates a class of `mhsh.models.residual.Residual`: makes it the residual scheme `name`.
-
-    Args:
-      label: the name as papers write it.
-      growth: how much a fresh output should change with the number n of sublayers when the weights
-        change a little, as in O(log n); `mhsh probe amplification` sets it beside what it measures.
-      source: where that is shown.
-      formula: the stream after a sublayer, in LaTeX; `where` says what it leaves out.
-      fields: of `model`, which `scheme=name` of a sweep sets beside model.residual.
-      variants: further values of `scheme=`.
-
-    Raises UserError where the name is taken.
+    """Decorates a class of `mhsh.models.residual.Residual`: makes it the residual scheme `name`,
+    with the fields of `Scheme` and of its plain `Variant` (docs/add_your_own.md); `variants` has
+    further values of `scheme=` in a sweep. Raises UserError where the name is taken.
     """
     own = {name: Variant(label or name, growth, source, fields or {}), **(variants or {})}
 
@@ -94,20 +85,11 @@ def add_optimizer(
     flops: Callable[[Config], int] = lambda config: 0,
 ) -> Callable[[Any], Any]:
     """Decorates a function from `config.optimizer` to an `optax.GradientTransformation`: makes it
-    the optimizer `name`.
+    the optimizer `name`, with the fields of `UpdateRule` (docs/add_your_own.md).
 
     The transformation turns gradients into directions of ascent. Clipping before it, and weight
-    decay and the learning rate after it, are the same for all.
-
-    Args:
-      source: the paper.
-      trust_ratio: whether LAMB's follows weight decay.
-      scales_with_depth: whether it may be used with a scheme that scales the layers' gradients and
-        updates, as completep does: a larger gradient must not change the size of an update.
-      whole_matrices: whether it needs each matrix of a layer on one device.
-      flops: of one update, from the whole config; passes over the parameters do not count.
-
-    Raises UserError where the name is taken.
+    decay and the learning rate after it, are the same for all. Raises UserError where the name is
+    taken.
     """
 
     def add(build: Any) -> Any:
