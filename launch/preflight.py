@@ -103,10 +103,9 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         with noted():
             fits = _fit_sweep(arguments[1:], chips, slices)
         return problems, fits
+    if arguments[:1] != ["train"]:
+        return problems, f"mhsh {' '.join(arguments[:1])} is not checked before"
     with noted():
-        if not arguments or arguments[0] != "train":
-            given = arguments[0] if arguments else "nothing"
-            raise UserError(f"`up` runs mhsh train or work, not {given}; for other commands take create, install and run")
         options, rest = parser.parse_known_args(arguments[1:])
         if not options.workdir.startswith("gs://"):
             problems.append(

@@ -94,8 +94,8 @@ def ssh(options: argparse.Namespace, *words: str, node: str = "all", worker: str
 
 
 def on_worker(options: argparse.Namespace, what: str, *arguments: str, node: str = "all", worker: str = "all") -> list[str]:
-    """The command that does `what` of launch/tpu_worker for this run."""
-    return ssh(options, "bash", "mhsh/launch/tpu_worker", what, options.run, *arguments, node=node, worker=worker)
+    """The command that does `what` of launch/tpu_worker."""
+    return ssh(options, "bash", "mhsh/launch/tpu_worker", what, *arguments, node=node, worker=worker)
 
 
 def create(options: argparse.Namespace) -> int:

@@ -74,8 +74,8 @@ what rates between those tried may hide, where these move the interval.
 
 
 def write_page(published: Path, page: Path) -> None:
-    """Writes index.md into the folder `page`, with its pictures and the tables of probes. Parts of
-    which there is no report in `published` stay as they are there.
+    """Writes index.md into the folder `page`, with its pictures and the tables of probes. Parts
+    without a report in `published` stay as they are there.
     """
     page.mkdir(parents=True, exist_ok=True)
     index = page / "index.md"

@@ -1,6 +1,6 @@
 """Three workers of one sweep in an emulated bucket, which die, freeze and come late at random.
 
-    python -m benchmarks.faults.workers FOLDER [--runs=20] [--seed=0] [--stopped=60]
+    python -m benchmarks.faults.workers FOLDER [--runs=20] [--seed=0] [--stopped=60] [--together=1]
 
 Twelve small cells are trained by one worker on a disk, of which two must equal the runs of `mhsh
 train` to the digit: the first, and the last one of its process. Then, in every run, three workers
@@ -8,7 +8,8 @@ train the same cells in a bucket; the first of them is two processes of jax. At 
 killed, one is stopped for so many seconds, and one comes late. A worker that ends with another
 status than 0 is started again after a moment, as a launcher does. In the end every cell must have
 been trained to its end by one worker, with the rows and losses that it has on the disk. What two
-processes have trained is up to their rounding.
+processes have trained is up to their rounding, and so is what was trained with other cells: with
+--together=4 the other two workers train up to four in one program.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.clusters import free_port
 BUCKET, SWEEP = "runs", "gs://runs/sweep"
 AXES = ("--axes", "lr=1e-3,2e-3,4e-3", "seed=0,1,2,3")
 PROCESSES = (2, 1, 1)  # of each worker
-TOLERANCE = 1e-5  # of losses, where two processes have trained
+TOLERANCE = 1e-5  # of losses, where two processes have trained, or several cells together
 STEPS = ("--config.train.num_steps=60", "--config.train.checkpoint_interval=10", "--config.train.log_interval=1")
 
 
@@ -47,9 +48,11 @@ def mhsh(*arguments: str) -> None:
 class Launched:
     """A worker that is started again until it ends with status 0."""
 
-    def __init__(self, number: int, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, number: int, folder: Path, environment: dict[str, str], together: int) -> None:
         self.log, self._environment = folder / f"worker-{number}.log", environment
         self._count = PROCESSES[number]
+        alone = self._count > 1  # several processes train a cell at a time
+        self._command = [sys.executable, "-m", "mhsh", "work", SWEEP, *([] if alone else [f"--together={together}"])]
         self.statuses: list[int] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self._thread = threading.Thread(target=self._keep_alive)
@@ -63,8 +66,7 @@ class Launched:
             with open(self.log, "ab") as log:
                 self.processes = [
                     subprocess.Popen(
-                        [sys.executable, "-m", "mhsh", "work", SWEEP]
-                        + ([*place, f"--process-id={index}"] if self._count > 1 else []),
+                        self._command + ([*place, f"--process-id={index}"] if self._count > 1 else []),
                         cwd=ROOT,
                         env=self._environment,
                         stdout=log,
@@ -119,14 +121,14 @@ def cells(sweep: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def launched(work: Path, flags: Sequence[str]) -> Iterator[tuple[list[Launched], str]]:
+def launched(work: Path, flags: Sequence[str], together: int = 1) -> Iterator[tuple[list[Launched], str]]:
     """The workers of a new sweep in a new bucket, of which none has started; and its address."""
     work.mkdir(parents=True)
     with emulator(work / "emulator.log", BUCKET) as address:
         environment = os.environ | bucket_variables(address)
         plan = [sys.executable, "-m", "mhsh", "sweep", *flags, f"--workdir={SWEEP}", "--parallel=0"]
         subprocess.run(plan, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-        yield [Launched(number, work, environment) for number in range(len(PROCESSES))], address
+        yield [Launched(number, work, environment, together) for number in range(len(PROCESSES))], address
 
 
 def rows(text: str) -> list[dict[str, Any]]:
@@ -160,10 +162,10 @@ def faults(single: Path, address: str, workers: Sequence[Launched]) -> tuple[lis
     return found, equal
 
 
-def one_run(work: Path, single: Path, flags: Sequence[str], chance: random.Random, stopped: float) -> list[str]:
+def one_run(work: Path, single: Path, flags: Sequence[str], chance: random.Random, stopped: float, together: int = 1) -> list[str]:
     """Trains the sweep once, with deaths; what is wrong with it, a line each."""
     begun = time.monotonic()
-    with launched(work, flags) as (workers, address):
+    with launched(work, flags, together) as (workers, address):
         order = chance.sample(workers, len(workers))
         killed, frozen, late = order
         for worker in (killed, frozen):
@@ -189,13 +191,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stopped", type=float, default=60.0)
+    parser.add_argument("--together", type=int, default=1)
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     work = options.folder.resolve()
     flags, found = set_up(work), []
     for number in range(options.runs):
         chance = random.Random(f"{options.seed}/{number}")
-        found += one_run(work / str(number), work / "single", flags, chance, options.stopped)
+        found += one_run(work / str(number), work / "single", flags, chance, options.stopped, options.together)
     print("\n".join(found) or "every cell of every run as its single run")
     sys.exit(bool(found))
 

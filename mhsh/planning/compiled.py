@@ -223,13 +223,15 @@ def compile_report(
     text = compiled.as_text() or ""
     if hlo_path is not None:
         hlo_path.write_text(text, encoding="utf-8")
-    module = parse_module(text)
-    collectives, unknown = read_collectives(module, len(devices))
     memory = _memory(compiled)
-    return report | {
-        "needed_bytes": memory["total"],
-        "fits": None if hbm_bytes is None else memory["total"] <= hbm_bytes,
-        "memory": memory,
+    fits = None if hbm_bytes is None else memory["total"] <= hbm_bytes
+    return report | {"needed_bytes": memory["total"], "fits": fits, "memory": memory, **_read_program(text, topology)}
+
+
+def _read_program(text: str, topology: Topology) -> dict[str, Any]:
+    module = parse_module(text)
+    collectives, unknown = read_collectives(module, topology.num_devices)
+    return {
         "collectives": [
             one._asdict() | {"dtypes": list(one.dtypes), "bytes": one.bytes, "sent_bytes": one.sent_bytes} for one in collectives
         ],

@@ -71,7 +71,7 @@ def parse_axes(texts: Sequence[str], fields: Fields, sample: int | None = None) 
     schemes. A value is of the field's type.
 
     Raises:
-      UserError: a name that is no field, a value of another type, a value or an axis given twice,
+      UserError: an unknown field, a value of another type, a value or an axis that is given twice,
         or nothing at all.
     """
     if not texts:

@@ -134,8 +134,7 @@ class SweepFolder:
         plan. What is new is noted as added by `command`.
 
         Raises:
-          UserError: the folder holds another sweep, or something that is no sweep, or cannot be
-            written.
+          UserError: the folder holds another sweep or something else, or cannot be written.
         """
         # In this order: another host may be opening it too, and writes its plan before all else.
         if exists(self.path) and _holds_anything(self.path) and not self.has_plan():
@@ -279,9 +278,9 @@ class SweepFolder:
 
 
 def check_margin(margin: float | None) -> None:
-    """Raises UserError where a margin that was given is no distance."""
+    """Raises UserError where a margin is not a distance."""
     if margin is not None and not 0 <= margin < math.inf:
-        raise UserError(f"--margin={margin:g} is no distance; give one in the unit of the measure, such as 0.02")
+        raise UserError(f"--margin={margin:g} is not a distance; give one in the unit of the measure, such as 0.02")
 
 
 def _holds_anything(folder: epath.Path) -> bool:

@@ -168,7 +168,7 @@ class Worker:
         return config
 
     def _note_end(self, name: str, error: Exception | None, stop: StopSignals, begun: float) -> None:
-        """Notes how the try at a cell has ended. An error of the cell is no end of the worker."""
+        """Notes how the try at a cell has ended. The worker goes on after an error of the cell."""
         reason = "" if error is None else str(error)
         if error is not None and not isinstance(error, UserError):
             traceback.print_exception(error)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 
 import pytest
 
 from mhsh.cli.main import main
 from mhsh.cli.plan import _print
+from mhsh.configs import get
+from mhsh.planning.ledger import ledger
+from mhsh.training.memory import USABLE_SHARE
+from mhsh.training.plan import Devices, plan_run
 
 TWINS = ["--config=bert:24l16h", "--config=bert:384l1h", "--config.train.batch_size=16", "--config.mesh.data=16"]
 TWINS += ["--config.mesh.fsdp=1", "--hbm=16"]
@@ -45,6 +50,15 @@ def test_memory_is_told_for_every_remat_policy(twins):
         totals = one["total_bytes_by_remat_policy"]
         assert totals[one["remat_policy"]] == one["bytes_per_device"]["total"]
         assert list(totals.values()) == sorted(totals.values(), reverse=True)
+
+
+def test_as_many_cells_fit_together_as_their_bytes_have_room():
+    config = get("evidence:heads", model={"remat_policy": "none"}, mesh={"data": 1, "fsdp": 1, "tensor": 1})
+    needed = ledger(config, None, 2**40)["bytes_per_device"]["total"]
+    for cells in (1, 3):
+        room = math.ceil(cells * needed / USABLE_SHARE)
+        assert [ledger(config, None, size)["cells_that_fit_together"] for size in (room - 8, room)] == [cells - 1, cells]
+        assert plan_run(config, Devices(1, 1, "cpu", room), cells).counted().refusal is None
 
 
 def test_in_words(planned):

@@ -10,7 +10,7 @@ TPU = "--name=mine --image=IMAGE:1 --accelerator=tpu-v5-lite-podslice"
 GPU = "--name=mine --image=IMAGE:1 --accelerator=nvidia-h100-80gb"
 SLICE, NODES = f"{TPU} --topology=4x4", f"{GPU} --nodes=2 --gpus-per-node=8"
 TRAIN, WORK = "-- train --workdir=gs://BUCKET/RUN", "-- work gs://BUCKET/SWEEP"
-CREATE = "create mine --zone=z"
+UP = "up mine --zone=z --accelerator-type"
 
 MISTAKES = [
     ("gke", TRAIN, "the following arguments are required: --name, --image, --accelerator"),
@@ -35,24 +35,21 @@ MISTAKES = [
     ("gke", f"{SLICE} -- train --num-processes=2", "--num-processes is set by this launcher"),
     ("tpu_vm", "", "the following arguments are required: command, name, --zone"),
     ("tpu_vm", "make mine --zone=z", "argument command: invalid choice: 'make'"),
-    ("tpu_vm", "create Mine --zone=z", "'Mine' must be small letters, digits and dashes"),
-    ("tpu_vm", "create mine --zone=US", "'US' must be a zone"),
-    ("tpu_vm", CREATE, "create needs --accelerator-type=TYPE"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4", "'v4' must be a type, for example v5litepod-16"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v99-8", "no software version is known for v99-8"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --slices=0", "'0' must be a whole number from 1"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --delete", "--delete is for up"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --flag=network=n", "'network=n' must be a flag: --flag=--NAME=VALUE"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --flag=--api-key=hush", "--api-key looks like a credential"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 -- train", "create takes no arguments of mhsh"),
-    ("tpu_vm", "install mine --zone=z --spot", "--valid-until and --max-hours are for up and create"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v6e-8 --flex-start", "--flex-start needs --max-hours, at most 168"),
-    ("tpu_vm", f"{CREATE} --accelerator-type=v4-8 --valid-until=soon", "'soon' must be a duration, for example 6h"),
-    ("tpu_vm", "install mine --zone=z --python=--x", "'--x' must be the name of an interpreter"),
-    ("tpu_vm", "run mine --zone=z", "run needs the arguments of mhsh after --"),
-    ("tpu_vm", "run mine --zone=z -- train --process-id=1", "--process-id is set by this launcher"),
-    ("tpu_vm", "run mine --zone=z --run=a/b -- train", "'a/b' must be letters, digits, dots"),
-    ("tpu_vm", "run mine --zone=z --delay=soon -- train", "'soon' must be a whole number of seconds"),
+    ("tpu_vm", "up Mine --zone=z", "'Mine' must be small letters, digits and dashes"),
+    ("tpu_vm", "up mine --zone=US", "'US' must be a zone"),
+    ("tpu_vm", f"up mine --zone=z {TRAIN}", "up needs --accelerator-type=TYPE"),
+    ("tpu_vm", f"{UP}=v4 {TRAIN}", "'v4' must be a type, for example v5litepod-16"),
+    ("tpu_vm", f"{UP}=v99-8 {TRAIN}", "no software version is known for v99-8"),
+    ("tpu_vm", f"{UP}=v4-8 --slices=0 {TRAIN}", "'0' must be a whole number from 1"),
+    ("tpu_vm", f"{UP}=v4-8 --flag=network=n {TRAIN}", "'network=n' must be a flag: --flag=--NAME=VALUE"),
+    ("tpu_vm", f"{UP}=v4-8 --flag=--api-key=hush {TRAIN}", "--api-key looks like a credential"),
+    ("tpu_vm", f"{UP}=v6e-8 --flex-start {TRAIN}", "--flex-start needs --max-hours, at most 168"),
+    ("tpu_vm", f"{UP}=v4-8 --valid-until=soon {TRAIN}", "'soon' must be a duration, for example 6h"),
+    ("tpu_vm", f"{UP}=v4-8", "up needs the arguments of mhsh after --"),
+    ("tpu_vm", f"{UP}=v4-8 -- train --process-id=1", "--process-id is set by this launcher"),
+    ("tpu_vm", f"{UP}=v4-8 --delay=soon {TRAIN}", "'soon' must be a whole number of seconds"),
+    ("tpu_vm", f"stop mine --zone=z {TRAIN}", "stop takes no arguments of mhsh"),
+    ("tpu_vm", "stop mine --zone=z --spot", "--valid-until, --max-hours, --delete are for up"),
     ("tpu_vm", "logs mine --zone=z --worker=some", "'some' must be the number of a worker, or all"),
     ("tpu_vm", "logs mine HF_TOKEN=hush --zone=z", "HF_TOKEN is not an option"),
     ("local_cluster", "--processes=2", "needs the arguments of mhsh after --"),

@@ -36,7 +36,6 @@ def test_what_works_says_how_it_fits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["finetune"], ["`up` runs mhsh train or work, not finetune"]),
         (["work", "runs/s"], ["mhsh work runs/s: no worker has it; plan the sweep in a bucket"]),
         (["train", "--config=bert:2l8h"], ["mhsh train: the following arguments are required: --workdir"]),
         (["train", "--config=bert:none", "--workdir=gs://b/r"], ["bert has no variant 'none'"]),
@@ -63,6 +62,10 @@ def test_problems(arguments: list[str], messages: list[str]) -> None:
     assert len(problems) == len(messages), problems
     for problem, message in zip(problems, messages, strict=True):
         assert message in problem
+
+
+def test_other_commands_are_not_checked() -> None:
+    assert check("v6e-8", 1, ["prepare", "--out=x"]) == ([], "mhsh prepare is not checked before")
 
 
 def test_the_cells_of_a_sweep_are_checked(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

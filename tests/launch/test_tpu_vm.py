@@ -32,59 +32,11 @@ GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBr
 RUN = ["--", "train", *CONFIG, "--config.data.source=stdlib", "--config.train.batch_size=8"]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (
-            ("create", "mine", "--zone=us-west4-a", "--project=MY-PROJECT", "--accelerator-type=v5litepod-16", "--spot"),
-            "create mine --accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --node-id=mine --spot "
-            "--zone=us-west4-a --project=MY-PROJECT",
-        ),
-        (
-            ("create", "mine", "--zone", "z", "--accelerator-type=v5p-32", "--slices=4", "--version=v", "--flag=--network=a b"),
-            "create mine --accelerator-type=v5p-32 --runtime-version=v --node-count=4 --node-prefix=mine --zone=z '--network=a b'",
-        ),
-        (
-            ("create", "mine", "--zone=z", TYPE, "--flag=--internal-ip", "--flag=--account=me", "--flag=--scp-flag=-C"),
-            "create mine --accelerator-type=v4-16 --runtime-version=tpu-ubuntu2204-base --node-id=mine --zone=z --account=me",
-        ),
-        (
-            ("logs", "mine", "--zone=z", "--run=one", "--flag=--tunnel-through-iap", "--flag=--network=n"),
-            "ssh mine --node=all --worker=0 '--command=bash mhsh/launch/tpu_worker log one 0' --zone=z "
-            f"{ALIVE} --tunnel-through-iap",
-        ),
-        # What several processes do together runs on all workers, all else on one.
-        (
-            ("run", "mine", "--zone=z", "--", "work", "gs://b/s"),
-            "ssh mine --node=all --worker=all '--command=bash mhsh/launch/tpu_worker start run 15 work gs://b/s --distributed' "
-            f"--zone=z {ALIVE}",
-        ),
-        *(
-            (
-                ("run", "mine", "--zone=z", "--", command, "x"),
-                f"ssh mine --node=0 --worker=0 '--command=bash mhsh/launch/tpu_worker start run 15 {command} x' --zone=z {ALIVE}",
-            )
-            for command in ("sweep", "prepare", "eval", "finetune", "bench")
-        ),
-        (("delete", "mine", "--zone=z", "--yes"), "delete mine --force --quiet --zone=z"),
-        (
-            ("create", "mine", "--zone=z", "--accelerator-type=v6e-8", "--flex-start", "--max-hours=12", "--valid-until=6h"),
-            "create mine --accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --node-id=mine "
-            "--provisioning-model=flex-start --max-run-duration=12h --valid-until-duration=6h --zone=z",
-        ),
-    ],
-)
-def test_prints_the_command(launch: Callable, arguments: tuple[str, ...], command: str) -> None:
-    result = launch("tpu_vm", "--dry-run", *arguments)
-    called = QUEUED.replace("gcloud", "gcloud alpha") if "--flex-start" in arguments else QUEUED
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{called} {command}\n", "")
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +64,7 @@ class Launcher:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command, *rest = arguments
         cut = rest.index("--") if "--" in rest else len(rest)
-        rest[cut:cut] = ["--zone=z", "--delay=0", f"--python={sys.executable}"]
+        rest[cut:cut] = ["--zone=z", "--delay=0"]
         pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return subprocess.Popen([self.program, command, "mine", *rest], env=self.environment, start_new_session=True, **pipes)
 
@@ -142,6 +94,7 @@ class Launcher:
 def launcher(checkout: Path, environment: dict[str, str], stand_in: Callable, tmp_path: Path) -> Launcher:
     (tmp_path / "cloud").mkdir()
     stand_in("gcloud", f'exec "{sys.executable}" "{ROOT}/tests/launch/gcloud.py" "$@"')
+    stand_in("python3.13", f'exec "{sys.executable}" "$@"')  # what the workers find
     return Launcher(checkout, tmp_path / "cloud", environment)
 
 
@@ -179,14 +132,47 @@ def acted(launcher: Launcher, tmp_path: Path) -> Callable[..., Launcher]:
 UP = ("up", TYPE, *RUN, "--workdir=gs://b/run")
 
 
+@pytest.mark.parametrize(
+    ("options", "create"),
+    [
+        (
+            ("--project=MY-PROJECT", "--accelerator-type=v5litepod-16", "--spot"),
+            "--accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --node-id=mine --spot "
+            "--zone=z --project=MY-PROJECT",
+        ),
+        (
+            ("--accelerator-type=v5p-32", "--slices=4", "--version=v", "--flag=--network=a b"),
+            "--accelerator-type=v5p-32 --runtime-version=v --node-count=4 --node-prefix=mine --zone=z '--network=a b'",
+        ),
+        (
+            (TYPE, "--flag=--internal-ip", "--flag=--account=me", "--flag=--scp-flag=-C"),
+            "--accelerator-type=v4-16 --runtime-version=tpu-ubuntu2204-base --node-id=mine --zone=z --account=me",
+        ),
+        (
+            ("--accelerator-type=v6e-8", "--flex-start", "--max-hours=12", "--valid-until=6h"),
+            "--accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --node-id=mine "
+            "--provisioning-model=flex-start --max-run-duration=12h --valid-until-duration=6h --zone=z",
+        ),
+    ],
+)
+def test_a_slice_is_asked_for_as_it_is_meant(acted: Callable, options: tuple[str, ...], create: str) -> None:
+    status, output = acted("0").run("up", "--dry-run", *options, "--", "train")
+    called = QUEUED.replace("gcloud", "gcloud alpha") if "--flex-start" in options else QUEUED
+    assert (status, output.splitlines()[0]) == (0, f"{called} create mine {create}")
+
+
+@pytest.mark.parametrize("command", ["train", "work", "sweep", "prepare", "eval", "finetune", "bench"])
+def test_every_command_runs_on_the_workers_that_it_is_for(acted: Callable, command: str) -> None:
+    """What several processes do together on all of them, all else on one."""
+    status, output = acted("0").run("up", TYPE, "--dry-run", "--flag=--tunnel-through-iap", "--", command, "x")
+    where, more = ("all", " --distributed") if command in ("train", "work") else ("0", "")
+    started = f"'--command=bash mhsh/launch/tpu_worker start 0 {command} x{more}' --zone=z {ALIVE} --tunnel-through-iap"
+    assert (status, output.splitlines()[-2]) == (0, f"{QUEUED} ssh mine --node={where} --worker={where} {started}")
+
+
 def test_it_runs_again_after_75_and_a_kill_with_the_same_arguments(acted: Callable, hostile: list[str]) -> None:
     launcher = acted("75 137 0")
-    assert launcher.run("create", TYPE)[0] == 0
-    for _ in range(3):
-        launcher.run("status")
-    status, output = launcher.run("install")
-    assert status == 0, output
-    status, output = launcher.run("run", "--", "train", *hostile)
+    status, output = launcher.run("up", TYPE, "--", "train", *hostile)
     assert (status, output.count("started; its output goes to")) == (0, 2), output
     for worker in range(2):
         home = launcher.home(worker)
@@ -209,7 +195,7 @@ def test_it_runs_again_100_times(environment: dict[str, str], tmp_path: Path) ->
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "mhsh-logs").mkdir()
-    command = ["bash", str(tmp_path / "launch/tpu_worker"), "loop", "run", "0", "train"]
+    command = ["bash", str(tmp_path / "launch/tpu_worker"), "loop", "0", "train"]
     done = subprocess.run(command, env=environment | {"HOME": str(tmp_path)}, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines.count("mhsh ended with exit status 75") == 101 and lines[-2] == "mhsh ended with exit status 75"
@@ -242,16 +228,14 @@ def test_up_is_left_and_found_again(acted: Callable) -> None:
     assert again.stdout is not None
     while "ready" not in again.stdout.readline():
         pass
-    status, output = launcher.run("run", "--", "train", "--config=other")
-    assert status == 2 and output.count("run is running already, with other arguments") == 2
-    status, output = launcher.run("install")
-    assert status == 2 and output.count("run is running here; stop it first") == 2
-    assert ": run: running; ready" in launcher.run("status")[1]
+    status, output = launcher.run("up", TYPE, "--", "train", "--config=other")
+    assert status == 2 and output.count("something else is running here; stop it first") == 4  # two workers, asked twice
+    assert ": running; ready" in launcher.run("status")[1]
     assert launcher.run("stop")[0] == 0
     output, _ = again.communicate(timeout=30)
-    assert (again.returncode, launcher.calls("scp")) == (75, 2), output
+    assert (again.returncode, launcher.calls("scp")) == (75, 3), output
     assert "saved\nmhsh ended with exit status 75\n" in output, output
-    assert launcher.run("stop")[1].count("run is not running") == 2
+    assert launcher.run("stop")[1].count("nothing is running") == 2
 
 
 def test_a_lost_connection_is_no_lost_slice(acted: Callable) -> None:
@@ -309,7 +293,7 @@ def test_a_run_that_says_nothing_has_a_connection_that_does(environment: dict[st
     with subprocess.Popen(["sleep", "60"]) as run, (logs / "run.log").open("w", buffering=1) as log:
         (logs / "run.pid").write_text(str(run.pid))
         log.write("one\nthe first half")
-        command = ["bash", str(ROOT / "launch/tpu_worker"), "follow", "run", "1", "1"]
+        command = ["bash", str(ROOT / "launch/tpu_worker"), "follow", "1", "1"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as follow:
             assert follow.stdout is not None
             assert [follow.stdout.readline() for _ in range(2)] == ["1\tone\n", "alive\t\n"]
@@ -342,11 +326,12 @@ def test_ctrl_c_deletes_a_request_that_waits(acted: Callable) -> None:
 )
 def test_another_slice_of_that_name_is_refused(acted: Callable, changes: list[str], said: str) -> None:
     launcher = acted("0")
-    assert launcher.run("create", TYPE)[0] == 0
+    assert launcher.run(*UP)[0] == 0
+    calls = [launcher.calls(call) for call in ("create", "delete", "ssh")]
     status, output = launcher.run("up", TYPE, *changes, *UP[2:])
     message = f"mine is another slice ({said}); take another NAME, or launch/tpu_vm delete mine --zone=z"
     assert (status, output) == (2, f"tpu_vm: {message}\n")
-    assert (launcher.calls("create"), launcher.calls("delete"), launcher.calls("ssh")) == (1, 0, 0)
+    assert [launcher.calls(call) for call in ("create", "delete", "ssh")] == calls
 
 
 def test_after_the_hours_the_run_saves_and_the_slice_goes(acted: Callable, checkout: Path, tmp_path: Path) -> None:
