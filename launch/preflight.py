@@ -99,12 +99,12 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     chips, config, fits = None, None, ""
     with noted():
         chips = chips_of(accelerator_type)
-    if arguments[:1] == ["work"]:
+    if arguments[0] == "work":
         with noted():
             fits = _fit_sweep(arguments[1:], chips, slices)
         return problems, fits
-    if arguments[:1] != ["train"]:
-        return problems, f"mhsh {' '.join(arguments[:1])} is not checked before"
+    if arguments[0] != "train":
+        return problems, f"mhsh {arguments[0]} is not checked before"
     with noted():
         options, rest = parser.parse_known_args(arguments[1:])
         if not options.workdir.startswith("gs://"):
