@@ -24,7 +24,7 @@ _MAX_PARTS = 20  # enough for Student's t, and short enough for a row of metrics
 
 
 class Evaluated(NamedTuple):
-    """The result of the batches of an evaluation."""
+    """What the batches of an evaluation gave."""
 
     values: dict[str, float]
     loss_parts: list[float]  # of consecutive parts of the batches, as many in each; at most _MAX_PARTS

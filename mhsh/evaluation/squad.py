@@ -64,10 +64,8 @@ def find_answers(
     num_best: int = 20,
     max_answer_length: int = 30,
 ) -> list[Answers]:
-    """The answers to every question, by the rules and numbers of Devlin et al.'s run_squad.py.
-
-    An answer begins at a token whose `is_best` is true and has at most `max_answer_length` tokens.
-    The score of no answer is that of [CLS], the lowest of all windows of the question.
+    """The answers to every question, by the rules and numbers of Devlin et al.'s run_squad.py. One
+    begins at a token whose `is_best` is true; the score of none is the lowest of [CLS].
     """
     found: list[list[Candidate]] = [[] for _ in questions]
     nulls = np.full(len(questions), np.inf)

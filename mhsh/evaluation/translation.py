@@ -48,10 +48,7 @@ def length_limit(source_length: int, max_positions: int) -> int:
 
 
 def cache_buckets(max_length: int) -> list[int]:
-    """The lengths of the decoder's cache, one after the other: a quarter, a half, the whole.
-
-    A translation is about as long as its source, and so ends about halfway to the limit.
-    """
+    """The lengths of the decoder's cache in turn: a quarter, a half (where most end), the whole."""
     return sorted({-(-max_length // 4), -(-max_length // 2), max_length})
 
 
@@ -114,8 +111,7 @@ def sentence_batches(
 
 
 def padded_length(length: int, max_positions: int) -> int:
-    """The least of a few lengths that holds `length` tokens: each of them is compiled once."""
-    # A power of two of the shortest.
+    """The least power of two times the shortest that holds `length`: each is compiled once."""
     return min(_SHORTEST << max(0, (length - 1) // _SHORTEST).bit_length(), max_positions)
 
 

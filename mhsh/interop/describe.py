@@ -16,8 +16,7 @@ from mhsh.storage.files import read_object
 
 def describe_checkpoint(folder: Path) -> Iterator[str]:
     """Lines about the architecture, the positions, the order of the classes and the tokenizer.
-    Raises UserError where config.json is missing, damaged or of a model that mhsh does not import;
-    its vocabulary is damaged or of another tokenizer.
+    Raises UserError where mhsh does not import the model or its tokenizer.
     """
     path = folder / CONFIG_FILE
     if is_llama(folder):

@@ -31,9 +31,7 @@ class Parameter(NamedTuple):
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """The tensor's shape: one axis of all inputs and one of all outputs; a bias has one axis; a
-        table is as it is.
-        """
+        """One axis of all inputs and one of all outputs; one of a bias; a table is as it is."""
         if self.num_inputs:
             return (math.prod(self.shape[self.num_inputs :]), math.prod(self.shape[: self.num_inputs]))
         return self.shape if self.path.startswith("embeddings/") else (math.prod(self.shape),)
@@ -125,9 +123,8 @@ def to_tensors(model: ModelConfig, rows: Iterable[Parameter], params: Any) -> di
 def check_tensors(
     model: ModelConfig, rows: Iterable[Parameter], tensors: Tensors, others: set[str], full_name: Callable[[str], str] = str
 ) -> None:
-    """Every parameter has its tensor, of the shape that config.json gives it; every other tensor is
-    one of `others`. Raises ValueError that names the first tensor that is missing, has another
-    shape or belongs nowhere; `full_name` makes the name to show.
+    """Raises ValueError that names, by `full_name`, the first tensor that is missing, has another
+    shape than config.json gives it, or is neither a parameter's nor one of `others`.
     """
     known = set(others)
     for name, row in named_tensors(model, rows):

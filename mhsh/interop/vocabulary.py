@@ -44,8 +44,8 @@ class _Settings(Struct):
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary in a checkpoint's folder; None where it has none. Raises UserError where a
-    file is damaged, two disagree, or they describe another tokenizer than BERT's WordPiece.
+    """The vocabulary in a checkpoint's folder, if any. Raises UserError where a file is damaged,
+    two disagree, or they describe another tokenizer than BERT's WordPiece.
     """
     with importing(folder, "mhsh has the tokenizer of BERT alone: correct the file that is wrong"):
         settings = _Settings()
