@@ -104,11 +104,11 @@ def test_a_folder_appears_at_the_end(tmp_path, before):
         killed(out, "new_folder", "str", "file")
         assert not out.exists()
     with pytest.raises(KeyboardInterrupt), new_folder(str(out)) as unfinished:
+        assert not list(unfinished.iterdir())
         (unfinished / "file").write_text("a failure")
         raise KeyboardInterrupt
     assert [*out.parent.iterdir()] == [out] * (before == "an empty folder")
     with new_folder(str(out)) as unfinished:
-        assert not list(unfinished.iterdir())
         (unfinished / "file").write_text("text")
         assert not out.exists() or not any(out.iterdir())
     assert (out / "file").read_text() == "text"

@@ -24,6 +24,7 @@ from mhsh.errors import UserError
 from mhsh.storage.disk_lock import unlocked_mount
 from mhsh.storage.run_folder import COUNTERS_FILE, RunFolder
 from tests.conftest import ROOT
+from tests.storage.test_holder import hold
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +56,14 @@ def steps(folder: RunFolder) -> list[int]:
     return [row["step"] for row in folder.rows()]
 
 
-HOLDER = """
-import sys, time
-from mhsh.storage.run_folder import COUNTERS_FILE, RunFolder
-with RunFolder(sys.argv[1]).held():
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_held_run_is_refused_and_a_killed_holder_holds_nothing(folder, config):
+def test_a_held_run_is_refused_and_a_killed_holder_holds_nothing(folder):
     before = contents(folder.path)
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], cwd=ROOT, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        said = rf"run is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained there since 20\d\d-.*; wait"
-        with pytest.raises(UserError, match=said), folder.held():
-            pass
-        holder.kill()
+    holder = hold(str(folder.path))
+    said = rf"run is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained there since 20\d\d-.*; wait"
+    with pytest.raises(UserError, match=said), folder.held():
+        pass
+    holder.kill()
+    holder.communicate()
     with folder.held() as note:
         assert note == ""
     assert contents(folder.path) == before
