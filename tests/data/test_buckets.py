@@ -136,7 +136,9 @@ def test_every_source_is_read_as_from_a_disk(bucket, tmp_path, english):
     assert read_squad(f"{bucket}/squad.json") == read_squad(f"{here}/squad.json")
 
 
-@pytest.mark.parametrize("kind", ["translation", "pretraining"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("translation", marks=pytest.mark.slow), "pretraining"]
+)  # on a disk: test_prepare.py, both
 def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, english_source, kind, capsys):
     config = translation_config() if kind == "translation" else pretraining_config(source=english_source)
     size = 300 if kind == "translation" else 7

@@ -42,7 +42,7 @@ def plain_encoder(params, x, size, epsilon):
 
 
 # Of six sublayers: two blocks; three of two, where four would not do; and each a block.
-@pytest.mark.parametrize(("num_blocks", "size"), [(2, 3), (4, 2), (100, 1)])
+@pytest.mark.parametrize(("num_blocks", "size"), [(2, 3), pytest.param(4, 2, marks=pytest.mark.slow), (100, 1)])
 def test_values_and_gradients_are_those_of_the_papers_loop(tiny, random_like, error, num_blocks, size):
     config = tiny(residual="block_attn_res", residual_blocks=num_blocks, activation="relu", layer_norm_epsilon=1e-5)
     assert block_size(config, encoder_stack(config)) == size

@@ -49,7 +49,7 @@ def plain_encoder(params, x, count, epsilon):
     return norm(sum(streams), params["final_norm"], epsilon)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_values_and_gradients_are_those_of_the_equations(tiny, random_like, error, count):
     config = tiny(residual="mhc_lite", residual_streams=count, num_layers=2, activation="relu", layer_norm_epsilon=1e-5)
     assert max(encoder_errors(config, random_like, error, lambda params, x: plain_encoder(params, x, count, 1e-5))) < 1e-4

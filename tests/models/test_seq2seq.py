@@ -95,10 +95,11 @@ def decoded(config, params, batch, length):
 @pytest.mark.parametrize(
     ("residual", "num_heads"),
     [
-        ("pre_ln", 1),  # with a final LayerNorm
+        pytest.param("pre_ln", 1, marks=pytest.mark.slow),  # by default: the next, which is Pre-LN with a factor
         ("ln_scaling", 1),  # which counts its layers
         ("hybrid_norm", 2),  # which normalises what is cached
-        ("block_attn_res", 1),  # whose blocks are of this token alone
+        # Its blocks are of this token alone. By default: tests/models/test_generation.py
+        pytest.param("block_attn_res", 1, marks=pytest.mark.slow),
     ],
 )
 def test_cached_decoding_equals_the_whole_forward_pass(tiny_seq2seq, make_pairs, random_params, error, residual, num_heads):

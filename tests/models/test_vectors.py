@@ -30,7 +30,7 @@ def test_each_layer_is_unpacked_as_it_was(make_config, kernels, arrays):
         np.testing.assert_array_equal(leaf, expected[path], err_msg="/".join(path))
 
 
-@pytest.mark.parametrize("policy", ["none", "groups"])
+@pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.slow), "groups"])  # groups are scans of scans
 def test_outputs_and_gradients_are_those_of_unpacked_vectors(make_config, monkeypatch, policy):
     config = make_config("bert", "2l8h", **{"model.num_layers": 4, "model.remat_policy": policy, "model.residual": "admin"})
     batch, params = random_batch(config, 2), fresh_state(config).params
