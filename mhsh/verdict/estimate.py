@@ -38,7 +38,7 @@ DIFFERENCE_RULE = (
     f"is the mean of that of the section's groups, or {MEDIANS} times their median if that is less. Half of an interval is the "
     f"wider of two: {POOLED_WIDENING} times Student's by the typical spread, with the degrees of freedom of the other groups, and "
     f"Student's by the group's own spread, times the ratio of the two to the power of {EXCESS}, at most {WIDENING} times; so many "
-    "times also where there is no other group. To that comes, in quadrature, what other validation rows may change (by parts "
+    "times also without another group. Added in quadrature is what other validation rows may change (by parts "
     "of them) and what the grid of a tuned field may hide. Where all seeds differ by the same, the test is that of signs. It "
     f"takes {MIN_SEEDS} seeds."
 )
@@ -52,7 +52,7 @@ class Estimate:
     """A mean over seeds with its 95 % interval, both in the unit of the values."""
 
     mean: float
-    low: float  # nan if there is no interval
+    low: float  # nan: it has no interval
     high: float
     seeds: int  # how many values the mean is of; of the smaller group where two are not paired
     p_value: float = math.nan  # two-sided, of all tests of the page: 5 % where an end of the interval is zero; nan: cannot tell
@@ -68,7 +68,7 @@ class Estimate:
     @property
     def is_moved(self) -> bool:
         """Whether the mean lies in an outer quarter of its interval, which a grid has moved."""
-        return abs(self.centre - self.mean) > (self.high - self.low) / 4  # False where one of them is nan, or there is no bound
+        return abs(self.centre - self.mean) > (self.high - self.low) / 4  # False where one of them is nan or infinite
 
     @property
     def is_significant(self) -> bool:

@@ -53,7 +53,7 @@ class Experiment:
         for name in by:
             if name not in known:
                 allowed = format_list([sanitize(axis.name) for axis in self.axes] or ["none"])
-                raise UserError(f"--by={sanitize(name)} is no axis of these sweeps; allowed: {allowed}")
+                raise UserError(f"--by={sanitize(name)} is not an axis of these sweeps; allowed: {allowed}")
         sweeps = _sweep_names(self.groups)
         compared = [known[name] for name in by]
         if not by and BUDGET in known:

@@ -211,7 +211,7 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
         if any(str(absolute(baseline)) == str(run.path) for run in group.runs):
             return place
     known = format_list([group.name for group in groups]) if groups else "none"
-    raise UserError(f"--baseline {sanitize(baseline)} is no group or run of this comparison; allowed: {known}")
+    raise UserError(f"--baseline {sanitize(baseline)} is not a group or run of this comparison; allowed: {known}")
 
 
 def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:

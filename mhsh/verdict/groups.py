@@ -100,7 +100,7 @@ class Optimum:
     rate: float
     loss: float  # mean over the choosing seeds
     hidden: float  # how much lower it is between `rate` and its neighbours, by the OPTIMUM_RULE of tuning
-    hidden_error: float  # the standard error of that; inf if there is no bound
+    hidden_error: float  # the standard error of that; inf: without a bound
     at_edge: bool  # no lower or no higher rate was tried
 
 

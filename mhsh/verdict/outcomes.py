@@ -106,7 +106,7 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
     if key != LOSS and runs and key not in known:
         meant = closest(key, [LOSS, *known])
         hint = f"did you mean {meant}?" if meant else f"allowed: {', '.join([LOSS, *known])}"
-        raise UserError(f"--measure={key} is no number of the {split} rows of these runs; {hint}")
+        raise UserError(f"--measure={key} is not a number of the {split} rows of these runs; {hint}")
     return Measure(key, split, _resolution([final_value(run, key, split) for run in runs]))
 
 

@@ -341,8 +341,8 @@ def sound_metrics(folder: RunFolder) -> Metrics:
 
 
 def _no_number(metrics: Metrics) -> tuple[int, str] | None:
-    """The first line with a loss or a place on an axis that is no number, and what is wrong."""
-    return min(((metrics.odd[name], f"{name} is no number") for name in ("loss", *AXES) if name in metrics.odd), default=None)
+    """The first line with a loss or a place on an axis that is not a number, and what is wrong."""
+    return min(((metrics.odd[name], f"{name} is not a number") for name in ("loss", *AXES) if name in metrics.odd), default=None)
 
 
 def _goes_back(metrics: Metrics) -> tuple[int, str] | None:

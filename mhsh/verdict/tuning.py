@@ -132,13 +132,13 @@ def field_of(name: str) -> str:
     """The path of a field by the name that `mhsh sweep` takes.
 
     Raises:
-      UserError: it is no field with numbers as values.
+      UserError: it is not a field with numbers as values.
     """
     path = SHORT_NAMES.get(name, name)
     if kind_of(path) not in (int, float) or path in (SEED, *SEEDS):
         meant = closest(name, [*SHORT_NAMES])
         hint = f"did you mean {meant}?" if meant else "give one such as lr or optimizer.learning_rate"
-        raise UserError(f"--over={name} is no field with numbers as values; {hint}")
+        raise UserError(f"--over={name} is not a field with numbers as values; {hint}")
     return path
 
 

@@ -101,9 +101,9 @@ def test_rows_before_a_truncated_line_stay(make_run) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"loss": "low"}, "loss is no number"),
-        ({"loss": True}, "loss is no number"),
-        ({"tokens": [1]}, "tokens is no number"),
+        ({"loss": "low"}, "loss is not a number"),
+        ({"loss": True}, "loss is not a number"),
+        ({"tokens": [1]}, "tokens is not a number"),
         ({"step": 2}, "steps go back from 3 to 2"),
     ],
 )
