@@ -17,7 +17,7 @@ TRAINING = ("train", "work", "finetune", "quickstart")
 COMPUTING = (*TRAINING, "eval", "bench", "probe")
 
 # As wide as what they stand for, so that columns stay in line; any other is a question mark.
-_PLAIN = {"\u25b2": "^", "\u25bc": "v", "\u2212": "-", "\u00d7": "x", "\u2026": "~", "\u2260": "#"}
+_PLAIN = {"\u25b2": "^", "\u25bc": "v", "\u2020": "+", "\u2212": "-", "\u00d7": "x", "\u2026": "~", "\u2260": "#"}
 _ERRORS = "mhsh.plain"
 
 

@@ -28,9 +28,9 @@ from mhsh.report.sentences import change_words, pooled_words, sentences, title
 from mhsh.report.tables import (
     ReportSection,
     conditions_table,
+    differences_note,
     groups_tables,
     measures_table,
-    moved_note,
     rates_tables,
     run_places,
     runs_table,
@@ -91,7 +91,7 @@ def _caption(sections: Sequence[ReportSection], changes: int) -> str:
     return (
         f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
         f"{_baseline_words(sections)}, seed by seed where both have it; all their intervals hold together with 95 % ({tests} "
-        f"test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero. {moved_note(sections)}"
+        f"test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero. {differences_note(sections)}"
     ).rstrip()
 
 

@@ -233,7 +233,7 @@ def what_decides(decision: Decision) -> str:
     if decision.words != UNDECIDED:
         return ""
     if decision.seeds is not None:
-        return f"{decision.seeds} more seeds would decide"
+        return f"{decision.seeds} more seed{'s' * (decision.seeds > 1)} would decide"
     return f"try {format_list([f'{value:g}' for value in decision.values])}" if decision.values else ""
 
 

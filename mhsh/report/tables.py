@@ -19,14 +19,15 @@ from mhsh.sweep.axes import BUDGET, LEARNING_RATE
 from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, estimate, known_estimate
 from mhsh.verdict.fairness import Effect, find_conditions
-from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, Comparison, Finding
+from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, UNTRAINED, Comparison, Finding
 from mhsh.verdict.groups import TRAINED, Group, Member
 from mhsh.verdict.outcomes import Measure, Values, final_value
 from mhsh.verdict.stability import QUANTILES
 
-_MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2"}
+_MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2", UNTRAINED: "\u2020"}
 _MARK_NOTE = "\u25bc significantly lower, \u25b2 significantly higher than the baseline."
 _MOVED_NOTE = "Around: the difference with what values between those tried may hide; its interval holds the measured one, too."
+_UNTRAINED_NOTE = "\u2020 Not all runs trained: a difference of those that did is no verdict."
 _INTERVAL_NOTE = "95 % intervals follow the values."
 _MAP_NOTE = "Means over the seeds that trained, of a tuned field over those that choose; \u25c6 is the best of its row."
 _RATE_ROWS = 10  # the last ones, over which a rate is taken
@@ -52,15 +53,17 @@ def groups_tables(sections: Sequence[ReportSection]) -> list[Table]:
     """
     tables = list(map(_groups_table, sections))
     kept = {column.name for table in tables for column in table.without_empty_columns().columns}
-    note = f"{_MARK_NOTE} {moved_note(sections)}".rstrip()
+    note = f"{_MARK_NOTE} {differences_note(sections)}".rstrip()
     tables = [dataclasses.replace(table, note=note) for table in tables]
     return [table.with_columns([place for place, column in enumerate(table.columns) if column.name in kept]) for table in tables]
 
 
-def moved_note(sections: Sequence[ReportSection]) -> str:
-    """What is said where a grid has moved the interval of a difference."""
-    differences = [found.difference for section in sections for found in section.comparison.findings if found is not None]
-    return _MOVED_NOTE if any(apart is not None and apart.is_moved for apart in differences) else ""
+def differences_note(sections: Sequence[ReportSection]) -> str:
+    """What is said where a grid has moved the interval of a difference, or not all runs trained."""
+    found = [finding for section in sections for finding in section.comparison.findings if finding is not None]
+    moved = any(each.difference is not None and each.difference.is_moved for each in found)
+    untrained = any(each.verdict == UNTRAINED for each in found)
+    return " ".join([_MOVED_NOTE] * moved + [_UNTRAINED_NOTE] * untrained)
 
 
 def _groups_table(section: ReportSection) -> Table:

@@ -15,6 +15,7 @@ _SPECIAL = {
     "\u2212": "$-$",
     "\u25bc": r"$\blacktriangledown$",
     "\u25b2": r"$\blacktriangle$",
+    "\u2020": r"$\dagger$",
 }
 _OTHERS = ("steps to ", "device time to ")  # columns that a table of results in a paper can do without
 
