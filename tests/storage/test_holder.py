@@ -54,6 +54,11 @@ def test_one_process_holds_a_run_in_a_bucket(run):
     holder = hold(run)
     with pytest.raises(UserError, match=rf"gs://runs/run is in use: process {holder.pid} on .* since 20"), RunFolder(run).held():
         pass
+    with (
+        pytest.raises(BlockingIOError, match="is refreshed by another process"),
+        bucket_lock(f"{run}/{HOLDER_FILE}", {}, lambda: None),
+    ):
+        pass
     _, err = holder.communicate("\n")
     assert holder.returncode == 0, err
     begin = time.monotonic()
