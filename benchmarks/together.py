@@ -33,6 +33,7 @@ from mhsh.models.build import build_model
 from mhsh.planning.compiled import parse_topology
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.program import stacked
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import create_state
 from mhsh.training.step import compile_train_step, run_inputs
@@ -62,7 +63,7 @@ class Cells:
         self.seconds, self.cpu_seconds = [], []
 
     def _joined(self, trees: Sequence[Any]) -> Any:
-        return trees[0] if self._count == 1 else jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *trees)
+        return trees[0] if self._count == 1 else stacked(list(trees))
 
     def run(self, steps: int) -> None:
         """A turn: so many steps."""

@@ -54,23 +54,16 @@ UNROLL = {"cpu": 1, "tpu": 1, "gpu": 4}
 SOWN = ("omega", "diagnosis", "probe")
 
 
-def group_sizes(num_layers: int) -> tuple[int, int]:
-    """Groups, and layers in a group, with the least sum: the streams that `groups` keeps."""
-    sizes = [(num_layers // size, size) for size in range(1, num_layers + 1) if num_layers % size == 0]
-    return min(sizes, key=sum)
-
-
 def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
-    """Groups, and layers in a group, of a policy BY_GROUPS. With `gathered_groups` a group is no
-    larger than is worth a collective.
+    """Groups, and layers in a group, of a policy BY_GROUPS: with the least sum, as `groups` keeps
+    so many streams. With `gathered_groups` a group is no larger than is worth a collective.
     """
-    size = group_sizes(num_layers)[1]
+    divisors = [size for size in range(1, num_layers + 1) if num_layers % size == 0]
+    size = min(divisors, key=lambda size: num_layers // size + size)
     if config.remat_policy == "gathered_groups":
         weights = attention_weights(config) + feed_forward_weights(config)
         needed = _GROUP_BYTES / (weights * jnp.dtype(config.compute_dtype).itemsize)
-        size = min(
-            divisor for divisor in range(1, size + 1) if num_layers % divisor == 0 and (divisor >= needed or divisor == size)
-        )
+        size = next(divisor for divisor in divisors if divisor >= min(needed, size))
     return num_layers // size, size
 
 

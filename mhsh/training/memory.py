@@ -238,15 +238,9 @@ def _stream_bytes(config: Config, rows: int) -> int:
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(start, x, jax.ShapeDtypeStruct((rows, length), bool)))))
 
 
-def _boxed_state(config: Config) -> TrainState:
-    """The boxed state. The remat policy does not matter."""
-    config = with_policy(config, "none")
-    return boxed_state(config, build_optimizer(config))
-
-
 def _state_bytes(config: Config, mesh_shape: Mapping[str, int]) -> tuple[TrainState, TrainState, tuple[int, int]]:
     """The boxed state, its PartitionSpecs, and the bytes of parameters and moments on a device."""
-    boxed = _boxed_state(config)
+    boxed = boxed_state(with_policy(config, "none"), build_optimizer(config))  # in it no policy matters
     specs = partition_specs(boxed, mesh_shape, config.model)
     sizes = _sharded_bytes(boxed.params, specs.params, mesh_shape), _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
     return boxed, specs, sizes

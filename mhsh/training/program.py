@@ -66,14 +66,15 @@ class Program:
     def _joined(self, trees: Sequence[Any]) -> Any:
         if self.size == 1:
             return trees[0]
-        joined = _stack(list(trees))
+        joined = stacked(list(trees))
         for leaf in jax.tree.leaves(list(trees)):
             leaf.delete()
         return joined
 
 
 @jax.jit
-def _stack(trees: list[Any]) -> Any:
+def stacked(trees: list[Any]) -> Any:
+    """One tree, each leaf of which is those of all on a new first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

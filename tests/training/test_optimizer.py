@@ -175,20 +175,12 @@ def test_the_update_uses_the_rate_of_its_step(settings):
 # AdamW and LAMB.
 
 
-def test_adamw_is_optax_adamw_with_that_mask(settings, params):
-    config = settings(name="adamw", weight_decay=0.3, clip_norm=0.0)
-    schedule = rate_of(config)
+@pytest.mark.parametrize(("name", "decay"), [("adamw", 0.3), ("radam", 0.0)])
+def test_adamw_and_radam_are_optaxs_with_that_mask(settings, params, name, decay):
+    config = settings(name=name, weight_decay=decay, clip_norm=0.0)
     mask = {path: path.endswith("kernel") or path == "embeddings/token" for path in by_path(params)}
-    reference = optax.adamw(schedule, 0.9, 0.999, 1e-6, weight_decay=0.3, mask=mask)
-    after = by_path(trained(optimizer_with_rate(config), params))
-    expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
-    for path, leaf in after.items():
-        np.testing.assert_allclose(leaf, expected[path], **CLOSE, err_msg=path)
-
-
-def test_radam_is_optax_radam(settings, params):
-    config = settings(name="radam", weight_decay=0.0, clip_norm=0.0)
-    reference = optax.radam(rate_of(config), 0.9, 0.999, 1e-6)
+    fields = dict(weight_decay=decay, mask=mask) if decay else {}
+    reference = getattr(optax, name)(rate_of(config), 0.9, 0.999, 1e-6, **fields)
     after = by_path(trained(optimizer_with_rate(config), params))
     expected = trained(reference, by_path(params), lambda _, step: by_path(gradients(params, step)))
     for path, leaf in after.items():
