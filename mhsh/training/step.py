@@ -202,7 +202,7 @@ def compile_train_step(
     shardings, rows = shardings_of(state), batch_sharding(mesh)
     if runs > 1:
         step, shardings, rows = jax.vmap(step), replicated(mesh), replicated(mesh)
-        arguments = jax.tree.map(lambda one: jax.ShapeDtypeStruct((runs, *one.shape), one.dtype), arguments)
+        arguments = jax.tree.map(functools.partial(_several, runs), arguments)
     jitted = jax.jit(
         step,
         in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, rows)),
@@ -218,6 +218,11 @@ def compile_train_step(
             if refused is None:
                 raise
             raise UserError(f"train.xla_flags: {refused[0].rstrip('.')}") from error
+
+
+def _several(count: int, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """So many of an array as one, stacked on a first axis."""
+    return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
 
 
 def compile_eval_step(
