@@ -55,8 +55,9 @@ SOWN = ("omega", "diagnosis", "probe")
 
 
 def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
-    """Groups, and layers in a group, of a policy BY_GROUPS: with the least sum, as `groups` keeps
-    so many streams. With `gathered_groups` a group is no larger than is worth a collective.
+    """Groups, and layers in a group, of a policy BY_GROUPS. Their sum is the least, as it is the
+    number of streams that `groups` keeps. With `gathered_groups` a group is no larger than is worth
+    a collective.
     """
     divisors = [size for size in range(1, num_layers + 1) if num_layers % size == 0]
     size = min(divisors, key=lambda size: num_layers // size + size)

@@ -104,7 +104,7 @@ def private_cache(folder: Path) -> Path:
         raise UserError(f"{cache} is not a folder of yours alone, and its programs would be executed; remove it")
     programs = cache / machine()
     make_folder(programs)
-    with tempfile.TemporaryFile(dir=programs) as file:  # jax would say for each program that there is no room
+    with tempfile.TemporaryFile(dir=programs) as file:  # else jax warns for each program that the disk is full
         os.posix_fallocate(file.fileno(), 0, _ROOM)
     return programs
 

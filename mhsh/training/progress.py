@@ -46,8 +46,8 @@ def figures(row: Mapping[str, Any] | None, validation: float | None, pace: float
 
 
 def fitted(words: Mapping[str, str], width: int) -> str:
-    """The words on one line of at most `width` columns. Where there is no room, _FIRST_LEFT_OUT
-    goes first.
+    """The words on one line of at most `width` columns. What does not fit is left out,
+    _FIRST_LEFT_OUT first.
     """
     kept = dict(words)
     for name in _FIRST_LEFT_OUT:
