@@ -21,7 +21,8 @@ def write_pages(to: Path) -> None:
     if to.exists():
         shutil.rmtree(to)
     shutil.copytree(DOCS, to, ignore=shutil.ignore_patterns("runs"))  # which the tutorial makes
-    shutil.copy(Path(__file__).parent / "site.css", to)
+    for name in ("site.css", "site.js"):
+        shutil.copy(Path(__file__).parent / name, to)
     _write(to / "config.md", (DOCS / "config.md").read_text(encoding="utf-8") + reference.fields())
     _write(to / "commands.md", reference.commands())
     for name, page in api.PAGES.items():
