@@ -45,7 +45,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("room")
     file, script = blocks("python")
     (folder / "mine.py").write_text(file, encoding="utf-8")
-    done = commands(folder, *"".join(blocks("bash")).strip().splitlines())
+    done = commands(folder, *"".join(blocks("bash")).replace("\\\n", "").strip().splitlines())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     (folder / "script.py").write_text(script, encoding="utf-8")
     (folder / "log").write_text(done.stdout, encoding="utf-8")
