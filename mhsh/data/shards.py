@@ -47,8 +47,7 @@ _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 # Bytes read at once: little more than an example, as the next bytes belong to another one.
 _READ_BYTES = 1 << 11
 
-# The compression of records; docs/development/decisions.md has the costs. zstd, at its quickest, is
-# for examples whose arrays repeat each other.
+# The compression of records. zstd, at its quickest, is for examples whose arrays repeat each other.
 ZSTD, UNCOMPRESSED = "zstd:1", "uncompressed"
 
 REMEDY = "put it back from a copy (in mhsh's cache: delete it), or prepare into another folder"

@@ -230,8 +230,7 @@ def check_attention(config: ModelConfig) -> None:
 def projects_jointly(config: ModelConfig) -> bool:
     """Whether one product makes the queries, keys and values of one source: with as many heads of
     each, and where all three together are no wider than it. So the source is read once, and once
-    more for the gradients of all three kernels. Wider ones cost more to stack than they save
-    (docs/development/speed.md).
+    more for the gradients of all three kernels. Wider ones cost more to stack than they save.
     """
     return config.kv_heads == config.num_heads and 3 * config.num_heads * config.head_dim <= config.embed_dim
 
