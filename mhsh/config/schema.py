@@ -152,7 +152,7 @@ class ModelConfig(Section, frozen=True):
         ),
     ] = "bert"
     residual: Annotated[str, shape("how a sublayer joins the residual stream: docs/design.md, section 2, or your own")] = "admin"
-    admin_omega: Annotated[AdminOmega, shape("how omega starts; profiled fails in large steps (configs/bert.py)")] = "profiled"
+    admin_omega: Annotated[AdminOmega, shape("how omega starts; profiled failed in large steps (configs/bert.py)")] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
     base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
     residual_blocks: Annotated[Count, shape("most blocks of sublayers; read only with block_attn_res", since=4, before=8)] = 8
