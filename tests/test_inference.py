@@ -169,6 +169,7 @@ def test_translations_are_those_of_the_command(translating):
     assert model.translate(lines[0], beam=2) == wanted[0]
 
 
+@pytest.mark.slow  # by default the meshes of test_step.py
 def test_a_mesh_changes_nothing(causal, masked, translating):
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}
     one, many = mhsh.load(causal), mhsh.load(causal, mesh=mesh)

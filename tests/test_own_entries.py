@@ -30,6 +30,11 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
+def page_commands() -> list[str]:
+    """Those of the page, each in a line."""
+    return "".join(blocks("bash")).replace("\\\n", "").strip().splitlines()
+
+
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
@@ -45,7 +50,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("room")
     file, script = blocks("python")
     (folder / "mine.py").write_text(file, encoding="utf-8")
-    done = commands(folder, *"".join(blocks("bash")).replace("\\\n", "").strip().splitlines())
+    done = commands(folder, *page_commands())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     (folder / "script.py").write_text(script, encoding="utf-8")
     (folder / "log").write_text(done.stdout, encoding="utf-8")
@@ -148,7 +153,7 @@ OTHERS = [
 @pytest.mark.usefixtures("forgotten")
 def test_every_command_takes_the_file(room, tmp_path, monkeypatch, capsys):
     """A command without a row, here or on the page, fails."""
-    on_the_page = {line.split()[1] for line in "".join(blocks("bash")).strip().splitlines()}
+    on_the_page = {line.split()[1] for line in page_commands()}
     assert on_the_page | {command.split()[0] for _, command, _ in OTHERS} == set(NAMES)
     shutil.copytree(room / "runs" / "gated", tmp_path / "runs" / "gated")
     shutil.copytree(room / "sweep", tmp_path / "sweep")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from mhsh.cli.compare import CompareOptions, make_report
 from mhsh.cli.main import main
 from mhsh.cli.work import Needed
@@ -52,6 +54,7 @@ def test_a_sweep_in_a_bucket_is_read_as_one_on_a_disk_and_watched(tmp_path, buck
     assert watched.newest().tag != before
 
 
+@pytest.mark.slow  # by default test_clusters.py has two processes, test_sweep.py cells together
 def test_two_processes_train_the_cells_of_a_sweep_together(unbroken: Path, corpus: str, tmp_path: Path) -> None:
     """A cell that fails in both stops neither."""
     text, folder = corpus.partition("=")[2], SweepFolder(tmp_path / "s")
