@@ -156,6 +156,10 @@ def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[str, str]]]:
             yield str(finding.group.settings[axis]), (finding.verdict, _why(comparison, place, finding))
 
 
+def _excludes_zero(estimate: Estimate) -> bool:
+    return estimate.has_interval and not estimate.low <= 0 <= estimate.high
+
+
 def _why(comparison: Comparison, place: int, finding: Finding) -> str:
     """Why the difference is not significant, or is not tested."""
     base = comparison.experiment.groups[comparison.baseline]
@@ -169,9 +173,9 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
         groups = (finding.group, base)
         edge = next(group for group in groups if math.isinf(group.hidden[1]))
         return f"{edge.name}'s best rate, {edge.choice and edge.choice.optimum and edge.choice.optimum.rate:g}, is at the edge"
-    if judge(apart, doubt=doubt).excludes_zero:
+    if _excludes_zero(judge(apart, doubt=doubt)):
         return "one family of intervals on the page"
-    return "what the grid of rates may hide" if judge(apart).excludes_zero else "the spread of the seeds"
+    return "what the grid of rates may hide" if _excludes_zero(judge(apart)) else "the spread of the seeds"
 
 
 def _change(apart: Estimate) -> tuple[str, str]:
