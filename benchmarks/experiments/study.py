@@ -95,11 +95,10 @@ def stage_words(stage: str) -> tuple[str, list[str], list[str]]:
 
 
 def run_stage(commands: Commands, workdir: Path, stage: str, arguments: Sequence[str]) -> None:
-    """Plans and trains it, where it is not yet."""
+    """Plans and trains it, where it is not yet; in a dry run the sweep says what it would do."""
     config, axes, flags = stage_words(stage)
-    dry = ["--dry-run"] if commands.dry else []
-    commands = Commands(dry=False)  # the sweep says what it would do
-    commands.run("sweep", f"--config={config}", "--axes", *axes, f"--workdir={workdir / stage}", *flags, *arguments, *dry)
+    words = ["sweep", f"--config={config}", "--axes", *axes, f"--workdir={workdir / stage}", *flags, *arguments]
+    Commands(dry=False).run(*words, *["--dry-run"] * commands.dry)
 
 
 def probe(commands: Commands, runs: Sequence[Path], out: Path) -> None:

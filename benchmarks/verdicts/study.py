@@ -34,6 +34,7 @@ from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count
+from mhsh.verdict.decision import UNDECIDED, against
 from mhsh.verdict.estimate import Estimate, judge
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Change, Comparison, Finding, compare, judge_page
@@ -156,10 +157,6 @@ def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[str, str]]]:
             yield str(finding.group.settings[axis]), (finding.verdict, _why(comparison, place, finding))
 
 
-def _excludes_zero(estimate: Estimate) -> bool:
-    return estimate.has_interval and not estimate.low <= 0 <= estimate.high
-
-
 def _why(comparison: Comparison, place: int, finding: Finding) -> str:
     """Why the difference is not significant, or is not tested."""
     base = comparison.experiment.groups[comparison.baseline]
@@ -173,9 +170,9 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
         groups = (finding.group, base)
         edge = next(group for group in groups if math.isinf(group.hidden[1]))
         return f"{edge.name}'s best rate, {edge.choice and edge.choice.optimum and edge.choice.optimum.rate:g}, is at the edge"
-    if _excludes_zero(judge(apart, doubt=doubt)):
+    if against(judge(apart, doubt=doubt), 0.0) != UNDECIDED:
         return "one family of intervals on the page"
-    return "what the grid of rates may hide" if _excludes_zero(judge(apart)) else "the spread of the seeds"
+    return "the spread of the seeds" if against(judge(apart), 0.0) == UNDECIDED else "what the grid of rates may hide"
 
 
 def _change(apart: Estimate) -> tuple[str, str]:
