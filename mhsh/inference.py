@@ -54,7 +54,7 @@ class Logits(NamedTuple):
     real: Bool[np.ndarray, "B T"]  # False at padding
 
 
-class Candidate(NamedTuple):
+class TokenProbability(NamedTuple):
     """A token for a mask."""
 
     token: str
@@ -181,7 +181,7 @@ class LoadedModel:
         ]
         return _like(prompt, whole_texts)
 
-    def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
+    def fill(self, text: str, *, top: int = 5) -> list[list[TokenProbability]]:
         """The `top` likeliest tokens for every [MASK] of the text, the likeliest first.
 
         The probabilities are over the whole vocabulary; special tokens are left out. Raises
@@ -199,7 +199,7 @@ class LoadedModel:
         probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         ordinary = np.flatnonzero(~tokenizer.is_special)
         best = [(row, ordinary[np.argsort(-row[ordinary], kind="stable")[:top]].tolist()) for row in probabilities]
-        return [[Candidate(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]
+        return [[TokenProbability(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]
 
     def translate(self, texts: Texts, *, beam: int = 4, length_penalty: float = 0.6) -> Texts:
         """The translations of the texts, by beam search with `beam` hypotheses, which are scored by

@@ -117,7 +117,7 @@ def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDo
 
 
 @dataclasses.dataclass(frozen=True)
-class Packing:
+class PackedExamples:
     """The examples that `pack` made, and what it cut and dropped."""
 
     examples: Examples
@@ -140,7 +140,7 @@ def split_limit(model: ModelConfig, data: DataConfig) -> int:
 
 def pack(
     documents: TokenDocuments, tokenizer: Tokenizer, model: ModelConfig, data: DataConfig, rng: np.random.Generator
-) -> Packing:
+) -> PackedExamples:
     """Examples in one of three layouts. None of them repeats or invents a token.
 
     mlm with next_sentence: [CLS] A [SEP] B [SEP], where A and B are runs of whole sentences.
@@ -160,12 +160,12 @@ def pack(
     length = data.sequence_length
     if model.objective == "clm":
         examples, dropped = _stream_examples(documents, tokenizer, length)
-        return Packing(examples, 0, dropped)
+        return PackedExamples(examples, 0, dropped)
     pieces, cut = cut_long_sentences(documents, split_limit(model, data))
     if model.next_sentence:
         edges, is_next = _plan_pairs(pieces, length - 3, rng)
-        return Packing(_gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}, cut, 0)
-    return Packing(_gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length), cut, 0)
+        return PackedExamples(_gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}, cut, 0)
+    return PackedExamples(_gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length), cut, 0)
 
 
 def full_examples(packed: Examples, model: ModelConfig) -> Examples:

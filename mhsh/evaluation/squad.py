@@ -23,7 +23,7 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class AnswerSpan:
     """A span of a context."""
 
     text: str
@@ -34,7 +34,7 @@ class Candidate:
 class Answers:
     """A model's answers to one question."""
 
-    candidates: tuple[Candidate, ...]  # with different texts, best first; empty if the context has no tokens
+    candidates: tuple[AnswerSpan, ...]  # with different texts, best first; empty if the context has no tokens
     null_difference: float  # the score of no answer minus that of the best candidate
 
     def text(self, threshold: float | None) -> str:
@@ -67,7 +67,7 @@ def find_answers(
     """The answers to every question, by the rules and numbers of Devlin et al.'s run_squad.py. One
     begins at a token whose `is_best` is true; the score of none is the lowest of [CLS].
     """
-    found: list[list[Candidate]] = [[] for _ in questions]
+    found: list[list[AnswerSpan]] = [[] for _ in questions]
     nulls = np.full(len(questions), np.inf)
     for window, (starts, ends) in zip(windows, logits, strict=True):
         context = questions[window.question].context
@@ -75,7 +75,7 @@ def find_answers(
         nulls[window.question] = min(nulls[window.question], float(starts[0] + ends[0]))
         for first, last, score in _best_spans(window, starts[inside], ends[inside], num_best, max_answer_length):
             text = context[window.spans[first, 0] : window.spans[last, 1]]
-            found[window.question].append(Candidate(text, score))
+            found[window.question].append(AnswerSpan(text, score))
     return [
         Answers(best := _distinct(candidates, num_best), float(null - best[0].score) if best else np.inf)
         for candidates, null in zip(found, nulls, strict=True)
@@ -98,9 +98,9 @@ def _best_spans(
             yield first, first + more, float(scores[first, more])
 
 
-def _distinct(candidates: Sequence[Candidate], num_best: int) -> tuple[Candidate, ...]:
+def _distinct(candidates: Sequence[AnswerSpan], num_best: int) -> tuple[AnswerSpan, ...]:
     """The `num_best` best candidates, each text once."""
-    kept: dict[str, Candidate] = {}
+    kept: dict[str, AnswerSpan] = {}
     for candidate in sorted(candidates, key=lambda each: -each.score):
         kept.setdefault(candidate.text, candidate)
     return tuple(kept.values())[:num_best]

@@ -11,7 +11,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
-from mhsh.data.packing import Packing, TokenDocuments, cut_long_sentences, full_examples, pack, sentences, split_limit, tokenise
+from mhsh.data.packing import (
+    PackedExamples,
+    TokenDocuments,
+    cut_long_sentences,
+    full_examples,
+    pack,
+    sentences,
+    split_limit,
+    tokenise,
+)
 from mhsh.data.wordpiece import SPECIALS, ByteTokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 from tests.data.preparing import CLM, pretraining_config
@@ -93,7 +102,7 @@ def test_cutting_parts_long_sentences_and_nothing_else(texts: list[list[str]], l
     assert count == sum(len(sentence) > longest for document in before for sentence in document)
 
 
-def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, Packing]:
+def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, PackedExamples]:
     """The documents, and their packing with its rows in full."""
     documents = tokenise(texts, TOKENIZER, lines)
     packing = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
