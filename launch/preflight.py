@@ -73,7 +73,7 @@ def data_problems(config: Config) -> Iterator[str]:
     for field, source in sources.items():
         kind, _, rest = source.partition(":")
         if kind == "tfds":
-            yield f"{field} = {source}: no worker has it; mhsh prepare it into a bucket and take arrayrecord:gs://BUCKET/FOLDER"
+            yield f"{field} = {source}: no worker has it; mhsh prepare it, copy that into a bucket: arrayrecord:gs://BUCKET/FOLDER"
         elif source not in EMBEDDED:
             paths[field] = rest or source
     for field, path in paths.items():

@@ -12,12 +12,11 @@ from mhsh.cli.inspect import source_lines
 from mhsh.cli.parser import ConfigFlag, Count, OutFolderFlag
 from mhsh.data.corpus import StreamedTask
 from mhsh.data.load import task_of
-from mhsh.data.pool import run_chunks, run_chunks_on_beam
+from mhsh.data.pool import run_chunks
 from mhsh.data.prepare import describe, prepare
 from mhsh.data.tables import format_unknown
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.files import expanded
 
 _SECONDS_BETWEEN_LINES = 5
 
@@ -32,7 +31,6 @@ def run(
     config: ConfigFlag,
     out: OutFolderFlag,
     workers: Count | None = None,
-    beam: str | None = None,
     per_shard: Count | None = None,
 ) -> int:
     """Turns sentence pairs or documents into packed rows on disk, for data.source=arrayrecord:DIR.
@@ -40,19 +38,14 @@ def run(
     The same command goes on where it was stopped, and verifies rows that are finished.
 
     Args:
-      out: where the rows go: a folder, or gs://BUCKET/FOLDER
+      out: the folder that the rows go to
       workers: processes; one a core by default
-      beam: run the work as an Apache Beam pipeline with these of its options, in one string
       per_shard: sentence pairs (20000 by default) or documents (1000) in a shard
     """
-    if beam is not None and workers is not None:
-        raise UserError("--beam has its own number of workers among its options; leave --workers away")
-    if beam is not None and is_remote(out):
-        raise UserError(f"--beam writes to a file system that its workers share, not to {out}; prepare there, then copy it")
+    if is_remote(out):
+        raise UserError(f"--out={out} is in a bucket; prepare into a folder, then: gcloud storage cp --recursive FOLDER {out}")
     start = time.monotonic()
     run_all = functools.partial(_locally, workers or os.cpu_count() or 1)
-    if beam is not None:
-        run_all = functools.partial(run_chunks_on_beam, options=beam)
     task = task_of(config)
     if not isinstance(task, StreamedTask):
         raise UserError(
@@ -61,8 +54,7 @@ def run(
         )
     for line in source_lines(config):
         _say(line)
-    where = expanded(out) if is_remote(out) else Path(out)
-    summary = prepare(task, where, per_shard if per_shard is not None else task.items_per_shard, run_all, _say)
+    summary = prepare(task, Path(out), per_shard if per_shard is not None else task.items_per_shard, run_all, _say)
     for line in (*describe(summary), format_unknown(summary)):
         if line:
             _say(line)

@@ -1,5 +1,4 @@
-"""Prepared examples on this machine and in buckets: copied, uploaded, and compared with their
-SHA-256.
+"""Prepared examples on this machine and in buckets: copied, and compared with their SHA-256.
 
 Training reads single records in random order, each a request of tens of milliseconds to a bucket.
 So shards in a bucket are copied once to a folder of the cache that has the fingerprint of their
@@ -8,7 +7,6 @@ index. Every shard is compared with the index once a machine, until it changes.
 
 from __future__ import annotations
 
-import base64
 import concurrent.futures
 import contextlib
 import errno
@@ -17,25 +15,22 @@ import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from etils import epath
 
 from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_shard, read_index, shards_of, write_json
-from mhsh.data.tables import SPLITS
 from mhsh.errors import UserError
-from mhsh.storage.bucket import bucket_objects, is_remote
+from mhsh.storage.bucket import is_remote
 from mhsh.storage.disk_lock import locked
 from mhsh.storage.files import cache_folder, clear_half_files, make_folder, opened, read_object, replacing
-from mhsh.storage.questions import entries, exists, is_file
+from mhsh.storage.questions import entries, exists
 from mhsh.text import quantity
 
 _THREADS = 8
 _MANY_BYTES = 2e9  # several seconds' reading, of which the user is told
-_UPLOAD_BYTES = 4 << 20  # in memory for each thread
-_T = TypeVar("_T")
 
 
 def open_table(folder: epath.Path) -> StoredTable:
@@ -104,7 +99,7 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
         known.update(states)
 
 
-def verify(folder: Path | epath.Path) -> None:
+def verify(folder: Path) -> None:
     """Reads every byte. Raises UserError, with the first shard whose SHA-256 is not the index's."""
     try:
         _in_threads(lambda shard: check_shard(folder / shard.name, shard), shards_of(read_index(folder)))
@@ -112,51 +107,10 @@ def verify(folder: Path | epath.Path) -> None:
         raise UserError(f"cannot read {folder}: {_reason(error)}; {REMEDY}") from error
 
 
-def names_in(folder: Path | epath.Path) -> set[str]:
-    """The names of all that is in a folder, or of all objects in a folder of a bucket."""
-    if not is_remote(folder):
-        return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*")}
-    try:
-        with bucket_objects(folder) as objects:
-            return {name.removeprefix(str(folder).removeprefix("gs://")).lstrip("/") for name in objects.find(str(folder))}
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {_reason(error)}; check the bucket") from error
-
-
-def upload(folder: Path, out: epath.Path) -> None:
-    """Copies a finished prepared folder to a bucket, the indices last: training's after all else.
-
-    Objects that are there with the same bytes are left as they are. Raises UserError where the
-    bucket cannot be written to, or has other bytes afterwards.
-    """
-    last = [folder / split / INDEX_FILE for split in reversed(SPLITS)]
-    try:
-        with bucket_objects(out) as objects:
-            put = functools.partial(_upload_file, objects, folder, out)
-            _in_threads(put, [path for path in folder.rglob("*") if is_file(path) and path not in last])
-            for path in last:
-                put(path)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {_reason(error)}; check the bucket, and run the same command again") from error
-
-
-def _upload_file(objects: Any, folder: Path, out: epath.Path, path: Path) -> None:
-    target = str(out / path.relative_to(folder).as_posix())
-    with open(path, "rb") as file:
-        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode()
-    if objects.exists(target) and objects.info(target).get("md5Hash") == digest:
-        return
-    # Not put_file: its request for small files loses a carriage return at their end.
-    with open(path, "rb") as file, objects.open(target, "wb", block_size=_UPLOAD_BYTES) as stored:
-        shutil.copyfileobj(file, stored)
-    if objects.info(target).get("md5Hash") != digest:
-        raise UserError(f"{target} has other bytes than {path}, from which it was written; run the same command again")
-
-
-def _in_threads(function: Callable[[_T], object], items: Iterable[_T]) -> None:
-    """Calls the function with each item, several at a time; after an error none is begun."""
+def _in_threads(function: Callable[[Shard], object], shards: Sequence[Shard]) -> None:
+    """Calls the function with each shard, several at a time; after an error none is begun."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        deque(pool.map(function, items), maxlen=0)
+        deque(pool.map(function, shards), maxlen=0)
 
 
 def _reason(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Runs a function on numbered chunks of work: here, in local processes, or on Apache Beam.
+"""Runs a function on numbered chunks of work: here, or in local processes.
 
 The function takes the number of a chunk and returns nothing: it leaves its results in files. So the
 same function runs everywhere, and the result does not depend on which process ran which chunk.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import importlib
 import multiprocessing
 import os
-import shlex
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
-from typing import Any
 
-from mhsh.errors import UserError, install_command
+from mhsh.errors import UserError
 
 Work = Callable[[int], None]  # picklable: a function of a module, or an instance of a class of a module
 Done = Callable[[int], None]  # called with the number of each finished chunk, in any order
@@ -56,28 +53,6 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
         stop.close()
         pool.shutdown(cancel_futures=True)
         end.close()
-
-
-def run_chunks_on_beam(work: Work, chunks: Iterable[int], options: str) -> None:
-    """Runs `work` on every chunk on an Apache Beam runner, with options as on a command line. Its
-    workers must see the same files under the same paths.
-    """
-    try:
-        beam: Any = importlib.import_module("apache_beam")
-        pipeline_options: Any = importlib.import_module("apache_beam.options.pipeline_options")
-    except ModuleNotFoundError as error:
-        raise UserError(f"--beam needs Apache Beam ({error}); {install_command('beam')}") from error
-    try:
-        # Without Reshuffle a runner may keep all chunks on one worker.
-        with beam.Pipeline(options=pipeline_options.PipelineOptions(shlex.split(options))) as pipeline:
-            _ = pipeline | beam.Create(list(chunks)) | beam.Reshuffle() | beam.Map(work)
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UserError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise cause from error
 
 
 @contextlib.contextmanager

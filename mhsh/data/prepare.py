@@ -16,9 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
 import shutil
-import socket
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,10 +26,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import tokenizers
-from etils import epath
 
 from mhsh.data.corpus import Item, Log, StreamedTask
-from mhsh.data.local_shards import names_in, upload, verify
+from mhsh.data.local_shards import verify
 from mhsh.data.shards import (
     INDEX_FILE,
     Shard,
@@ -45,52 +42,30 @@ from mhsh.data.shards import (
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
-from mhsh.storage.bucket import is_remote
 from mhsh.storage.disk_lock import locked
-from mhsh.storage.files import MissingFile, cache_folder, clear_half_files, make_folder, read_object
-from mhsh.storage.holder import bucket_lock
-from mhsh.storage.questions import exists
+from mhsh.storage.files import MissingFile, clear_half_files, make_folder, read_object
+from mhsh.storage.questions import exists, names_in
 
 _JOB_FILE = "prepare.json"
 _STAGING, _STAGED_FILE = "staging", "staged.json"
-_LOCK_FILE = ".prepare.lock"  # in a bucket
 _FORMAT = 2
 
-# Calls a function with each number of a range, anywhere: pool.run_chunks, or the same on Beam.
+# Calls a function with each number of a range, in one process or in several.
 RunChunks = Callable[[Callable[[int], None], range], None]
 
 
-def prepare(task: StreamedTask[Any], out: epath.PathLike, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
+def prepare(task: StreamedTask[Any], out: Path, per_shard: int, run: RunChunks, log: Log) -> dict[str, Any]:
     """Makes `out` hold the examples of a task, and keeps what is there already. Returns what was
     read and left out, and the counts of each split under its name.
 
-    The bytes depend on `task`, its source and `per_shard` (items a shard) alone. Where `out` is in
-    a bucket, the examples are made in a folder of the cache, and uploaded when they are complete.
-    Raises UserError where something is wrong with the source, the vocabulary or the bucket; `out`
-    belongs to another job, or its files are damaged.
+    The bytes depend on `task`, its source and `per_shard` (items a shard) alone. Raises UserError
+    where something is wrong with the source or the vocabulary; `out` cannot be made or belongs to
+    another job, or its files are damaged.
     """
     if per_shard < task.min_items:
         raise UserError(f"--per-shard={per_shard} must be {task.min_items} or more")
     # What decides the bytes, except the source's items.
     job = {"format": _FORMAT, "tokenizers": tokenizers.__version__, f"{task.items}_per_shard": per_shard} | task.job()
-    if not is_remote(out):
-        return _prepare_folder(task, Path(out), job, per_shard, run, log)
-    target = epath.Path(out)
-    work = cache_folder() / "prepare" / digest_of(job | {"out": str(target)})
-    with _claimed(target, job):
-        if names_in(target).issuperset(f"{split}/{INDEX_FILE}" for split in SPLITS):
-            _check_finished(target, task, log)
-        else:
-            _prepare_folder(task, work, job, per_shard, run, log)
-            log(f"uploading the rows from {work}")
-            upload(work, target)
-        shutil.rmtree(work, ignore_errors=True)
-        return read_index(target / TRAIN)["meta"]["counts"]
-
-
-def _prepare_folder(
-    task: StreamedTask[Any], out: Path, job: Mapping[str, Any], per_shard: int, run: RunChunks, log: Log
-) -> dict[str, Any]:
     try:
         make_folder(out)
     except OSError as error:
@@ -124,29 +99,19 @@ def describe(counts: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _claimed(out: Path | epath.Path, job: Mapping[str, Any]) -> Iterator[None]:
+def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
     """Inside the `with`, `out` belongs to this job, and no other process prepares into it."""
-
-    def waiting() -> None:
-        print(f"{out} is or was in use by another mhsh prepare; waiting up to a minute to see whether it still runs", flush=True)
-
     with contextlib.ExitStack() as stack:
         try:
-            if is_remote(out):  # a bucket has no locks of the kernel's
-                holder = {"host": socket.gethostname(), "process": os.getpid()}
-                stack.enter_context(bucket_lock(str(out / _LOCK_FILE), holder, waiting))
-            else:
-                stack.enter_context(locked(Path(out)))
+            stack.enter_context(locked(out))
         except BlockingIOError:
             raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
-        if not is_remote(out):
-            clear_half_files(Path(out))
-        names = names_in(out) - {_LOCK_FILE}
+        clear_half_files(out)
+        names = set(names_in(out))
         if names and _JOB_FILE not in names:
             raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
         # A job whose source could not be read has left nothing; another may take its place.
-        left = {name for name in names - {_JOB_FILE} if name.partition("/")[0] != _STAGING or name.endswith(_STAGED_FILE)}
-        if not left:
+        if names <= {_JOB_FILE, _STAGING} and not exists(out / _STAGING / _STAGED_FILE):
             write_json(out / _JOB_FILE, job)
         old = read_object(out / _JOB_FILE)
         differing = [f"{name} is {old.get(name)!r} there, {value!r} here" for name, value in job.items() if old.get(name) != value]
@@ -155,14 +120,14 @@ def _claimed(out: Path | epath.Path, job: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _check_finished(out: Path | epath.Path, task: StreamedTask[Any], log: Log) -> None:
+def _check_finished(out: Path, task: StreamedTask[Any], log: Log) -> None:
     log(f"{out} is finished; comparing it with its source and its hashes")
     _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
     for split in SPLITS:
         verify(out / split)
 
 
-def _check_source(out: Path | epath.Path, task: StreamedTask[Any], fingerprint: str) -> None:
+def _check_source(out: Path, task: StreamedTask[Any], fingerprint: str) -> None:
     digest = hashlib.sha256()
     for stream in task.streams():
         deque(_hashed(stream, digest), maxlen=0)

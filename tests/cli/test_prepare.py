@@ -30,7 +30,7 @@ from mhsh.config.resolve import from_dict
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
     status = run(config=from_dict(arguments.pop("config")), **arguments)
-    print("loaded:", *sorted({"jax", "grain", "tensorflow", "apache_beam"} & set(sys.modules)))
+    print("loaded:", *sorted({"jax", "grain", "tensorflow"} & set(sys.modules)))
     sys.exit(status)
 """
 
@@ -99,13 +99,3 @@ def test_ctrl_c_ends_it_at_once_and_nothing_is_lost(tmp_path):
     prepared(config, out, per_shard=50)
     prepared(config, tmp_path / "whole", per_shard=50)
     assert tree(out) == tree(tmp_path / "whole")
-
-
-@pytest.mark.filterwarnings("default")
-def test_beam_gives_the_same_bytes(tmp_path):
-    pytest.importorskip("apache_beam", reason="the beam extra is not installed", exc_type=ImportError)
-    config = translation_config(source="numbers:600")
-    prepared(config, tmp_path / "local", per_shard=100)
-    lines = ran(config, tmp_path / "beam", per_shard=100, beam="--runner=DirectRunner")
-    assert lines[-1] == "loaded: apache_beam"
-    assert tree(tmp_path / "beam") == tree(tmp_path / "local")

@@ -1,5 +1,5 @@
-"""Every source read from a bucket equals the same read from a disk; prepared rows go to a bucket
-and come back. An emulator of Google Cloud Storage stands in for Google's own.
+"""Every source read from a bucket equals the same read from a disk, and so do prepared rows that
+were copied there. An emulator of Google Cloud Storage stands in for Google's own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 import shutil
 import subprocess
 import sys
@@ -21,16 +20,14 @@ import pyarrow
 import pytest
 from etils import epath
 from msgspec.structs import replace
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
-from mhsh.config.schema import to_dict
 from mhsh.data import local_shards
 from mhsh.data.documents import documents
 from mhsh.data.glue import find_file, find_task, read_glue
 from mhsh.data.load import load_corpus
 from mhsh.data.local_shards import local_copy
 from mhsh.data.pairs import read_pairs
-from mhsh.data.prepare import prepare, upload
 from mhsh.data.shards import StoredTable, read_index, shards_of, write_index
 from mhsh.data.squad import read_squad
 from mhsh.data.subword import load_subword
@@ -38,21 +35,17 @@ from mhsh.data.text_files import matching_files
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import bucket as bucket_client
-from mhsh.storage.holder import bucket_lock
 from tests.buckets import emulator
-from tests.cli.test_prepare import COMMAND
 from tests.clusters import free_port
 from tests.conftest import ROOT
 from tests.data.preparing import (
     invented,
     prepared,
     pretraining_config,
-    run_locally,
     task_of,
     translation_config,
     tree,
     with_rows,
-    write_documents,
     write_pairs,
 )
 
@@ -81,24 +74,19 @@ def objects():
 def put(folder: Path, bucket: str) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            objects().put_file(str(path), f"{bucket}/{path.relative_to(folder)}")
+            objects().pipe_file(f"{bucket}/{path.relative_to(folder)}", path.read_bytes())
 
 
-def tree_in(bucket: str) -> dict[str, bytes]:
-    start = len(bucket.removeprefix("gs://")) + 1
-    return {name[start:]: objects().cat_file(name) for name in objects().find(bucket)}
-
-
-def prepared_there(config, bucket: str, per_shard: int = 10**6):
-    said: list[str] = []
-    summary = prepare(task_of(config), epath.Path(bucket), per_shard, lambda *work: run_locally(1, *work), said.append)
-    return summary, said
+def rows_there(config, folder: Path, bucket: str, per_shard: int = 10**6) -> epath.Path:
+    """Rows prepared into `folder`, and a copy of them in the bucket."""
+    prepared(config, folder, per_shard)
+    put(folder, f"{bucket}/out")
+    return epath.Path(f"{bucket}/out/train")
 
 
 def written(folder: Path, english: list[str]) -> Path:
     """A folder with files of every kind of source."""
     (folder / "texts" / "deep").mkdir(parents=True)
-    (folder / "saved").mkdir()
     parts = ["\n\n".join(english[start::4]) + "\n" for start in range(4)]
     (folder / "texts" / "b.txt").write_text(parts[0], encoding="utf-8")
     (folder / "texts" / "deep" / "a.txt.gz").write_bytes(gzip.compress(parts[1].encode()))
@@ -107,9 +95,6 @@ def written(folder: Path, english: list[str]) -> Path:
     (folder / "texts" / ".hidden").write_text("no")
     table = pyarrow.table({"text": [*english, None], "doc": [*({"body": text.encode()} for text in english), None]})
     parquet.write_table(table, folder / "c.parquet", row_group_size=7)
-    with ipc.new_stream(str(folder / "saved" / "d.arrow"), table.schema) as stream:
-        stream.write_table(table)
-    (folder / "saved" / "state.json").write_text('{"_data_files": [{"filename": "d.arrow"}]}')
     (folder / "t.jsonl").write_text("".join(json.dumps({"doc": {"body": text}}) + "\n" for text in english))
     write_pairs(folder, "pairs", invented(50, seed=2))
     (folder / "CoLA").mkdir()
@@ -124,7 +109,7 @@ def test_every_source_is_read_as_from_a_disk(bucket, tmp_path, english):
     here = str(written(tmp_path / "files", english))
     put(tmp_path / "files", bucket)
     of_texts = ("text:{}/texts/b.txt", "text:{}/texts/**/*.txt*", "text:{}/*/*.txt*", "text:{}/texts", "lines:{}/texts/")
-    of_columns = ("parquet:{}/*.parquet", "parquet:{}:doc.body", "arrow:{}/saved", "arrow:{}/saved:doc.body")
+    of_columns = ("parquet:{}/*.parquet", "parquet:{}:doc.body")
     for source in (*of_texts, "files:{}/texts", "jsonl:{}/*.jsonl:doc.body", *of_columns):
         found = list(documents(source.format(bucket)))
         assert found == list(documents(source.format(here))) and len(found) >= 4, source
@@ -139,16 +124,9 @@ def test_every_source_is_read_as_from_a_disk(bucket, tmp_path, english):
 @pytest.mark.parametrize(
     "kind", [pytest.param("translation", marks=pytest.mark.slow), "pretraining"]
 )  # on a disk: test_prepare.py, both
-def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, english_source, kind, capsys):
+def test_rows_in_a_bucket_are_those_of_a_disk(bucket, tmp_path, english_source, kind, capsys):
     config = translation_config() if kind == "translation" else pretraining_config(source=english_source)
-    size = 300 if kind == "translation" else 7
-    summary, _ = prepared(config, tmp_path / "out", per_shard=size)
-    assert prepared_there(config, f"{bucket}/out", size)[0] == summary
-    assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
-    assert not [*(tmp_path / "cache" / "prepare").iterdir()]
-    again, said = prepared_there(config, f"{bucket}/out", size)
-    assert again == summary and "is finished" in said[0]
-    capsys.readouterr()
+    rows_there(config, tmp_path / "out", bucket, 300 if kind == "translation" else 7)
     there = load_corpus(with_rows(config, f"{bucket}/out"), None)
     copied = capsys.readouterr().out
     assert copied.count("\n") == 2 and f"B of {bucket}/out/train to {tmp_path / 'cache'}" in copied
@@ -168,26 +146,9 @@ def test_rows_prepared_into_a_bucket_are_those_of_a_disk(bucket, tmp_path, engli
     )
 
 
-@pytest.mark.filterwarnings("ignore:Sending a large body directly")  # aiohttp, of more than 1 MB at once
-def test_any_bytes_are_uploaded(bucket, tmp_path):
-    """Also a carriage return at the end, more than one request, and what looks like a boundary."""
-    contents = {
-        "train/index.json": b"{}",
-        "validation/index.json": b"",
-        "train/a": b"\n--==0==--\r\n\r",
-        "b": os.urandom(10 << 20) + b"\r",
-    }
-    for name, content in contents.items():
-        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out" / name).write_bytes(content)
-    upload(tmp_path / "out", epath.Path(bucket))
-    assert tree_in(bucket) == contents
-
-
 def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys, monkeypatch):
     config = pretraining_config(source=english_source)
-    prepared_there(config, f"{bucket}/out", 7)
-    folder = epath.Path(f"{bucket}/out/train")
+    folder = rows_there(config, tmp_path / "out", bucket, 7)
     copy = local_copy(folder)
     assert copy == tmp_path / "cache" / "data" / read_index(folder)["fingerprint"]
     table = StoredTable(copy)
@@ -208,8 +169,7 @@ def test_copies_are_whole_or_made_again(bucket, tmp_path, english_source, capsys
 
 
 def test_an_index_writes_nothing_outside_of_the_copy(bucket, tmp_path, english_source):
-    prepared_there(pretraining_config(source=english_source), f"{bucket}/out")
-    folder = epath.Path(f"{bucket}/out/train")
+    folder = rows_there(pretraining_config(source=english_source), tmp_path / "out", bucket)
     index = read_index(folder)
     shard = replace(shards_of(index)[0], name="../../../escaped")
     write_index(tmp_path, [shard], index["meta"])
@@ -219,7 +179,7 @@ def test_an_index_writes_nothing_outside_of_the_copy(bucket, tmp_path, english_s
 
 
 def test_one_process_of_a_machine_copies_and_the_others_wait(bucket, tmp_path, english_source):
-    prepared_there(pretraining_config(source=english_source), f"{bucket}/out", 5)
+    rows_there(pretraining_config(source=english_source), tmp_path / "out", bucket, 5)
     program = (
         "import sys; from etils import epath; from mhsh.data.local_shards import local_copy; local_copy(epath.Path(sys.argv[1]))"
     )
@@ -234,8 +194,7 @@ def test_one_process_of_a_machine_copies_and_the_others_wait(bucket, tmp_path, e
 
 def test_what_is_wrong_with_a_bucket_of_rows_is_one_line(bucket, tmp_path, english_source, monkeypatch):
     config = pretraining_config(source=english_source)
-    prepared_there(config, f"{bucket}/out", 7)
-    folder = epath.Path(f"{bucket}/out/train")
+    folder = rows_there(config, tmp_path / "out", bucket, 7)
     shard = f"{bucket}/out/train/00001.arrayrecord"
     content = objects().cat_file(shard)
     with monkeypatch.context() as full:
@@ -245,8 +204,6 @@ def test_what_is_wrong_with_a_bucket_of_rows_is_one_line(bucket, tmp_path, engli
     objects().pipe_file(shard, content[:-1] + b"x")
     with pytest.raises(UserError, match=rf"^{shard} is damaged: its SHA-256 is not that of the index"):
         local_copy(folder)
-    with pytest.raises(UserError, match=rf"^{shard} is damaged: its SHA-256"):
-        prepared_there(config, f"{bucket}/out", 7)
     objects().rm_file(shard)
     with pytest.raises(UserError, match=rf"cannot copy .*no such object or bucket \({shard}\); check the bucket"):
         local_copy(folder)
@@ -261,45 +218,6 @@ def test_what_is_wrong_with_a_bucket_of_rows_is_one_line(bucket, tmp_path, engli
     objects().pipe_file(f"{bucket}/out/train/index.json", objects().cat_file(f"{bucket}/out/validation/index.json"))
     with pytest.raises(UserError, match=r"cannot copy .* to .*/file/data/.*: Not a directory .*; set MHSH_CACHE"):
         local_copy(folder)
-
-
-def test_folders_of_a_bucket_that_will_not_do(bucket, english_source, monkeypatch):
-    config = pretraining_config(source=english_source)
-    objects().pipe_file(f"{bucket}/strangers/thesis.tex", b"mine")
-    with pytest.raises(UserError, match=r"^gs://.*/strangers is not empty and holds no prepared rows; choose another --out"):
-        prepared_there(config, f"{bucket}/strangers")
-    prepared_there(config, f"{bucket}/out")
-    before = tree_in(f"{bucket}/out")
-    with pytest.raises(UserError, match=r"^gs://.*/out holds rows of another job \(data.seed is 0 there, 1 here\)"):
-        prepared_there(replace(config, data=replace(config.data, seed=1)), f"{bucket}/out")
-    assert tree_in(f"{bucket}/out") == before
-    monkeypatch.setattr("mhsh.storage.holder.REFRESH_SECONDS", 0.2)
-    with (
-        bucket_lock(f"{bucket}/out/.prepare.lock", {}, lambda: None),
-        pytest.raises(UserError, match=r"another mhsh prepare is running in gs://"),
-    ):
-        prepared_there(config, f"{bucket}/out")
-    with pytest.raises(UserError, match=r"^there is no bucket gs://nowhere; make it"):
-        prepared_there(config, "gs://nowhere/out")
-
-
-def test_killed_on_the_way_to_a_bucket_and_started_again(bucket, tmp_path, english, monkeypatch):
-    """Another machine starts again and ends with the same bytes."""
-    config = pretraining_config(source=write_documents(tmp_path, "t", english), vocab_size=200)
-    prepared(config, tmp_path / "out", per_shard=3)
-    arguments = dict(config=to_dict(config), out=f"{bucket}/out", workers=1, per_shard=3)
-    process = subprocess.Popen([sys.executable, "-c", COMMAND, json.dumps(arguments)], cwd=ROOT, stdout=-1, stderr=-1, text=True)
-    while not any(name.endswith("0.arrayrecord") for name in objects().find(f"{bucket}/out")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
-    assert "train/index.json" not in tree_in(f"{bucket}/out")
-    monkeypatch.setattr("mhsh.storage.holder.DEAD_SECONDS", 0.5)
-    shutil.rmtree(tmp_path / "cache")
-    _, said = prepared_there(config, f"{bucket}/out", 3)
-    assert said[0].startswith("reading")
-    assert tree_in(f"{bucket}/out") == tree(tmp_path / "out")
 
 
 def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):

@@ -1,5 +1,5 @@
-"""Chunks of work in one process, in several, and on Apache Beam: all done, whatever goes wrong
-told, nobody left behind.
+"""Chunks of work in one process and in several: all done, whatever goes wrong told, nobody left
+behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.data.pool import run_chunks, run_chunks_on_beam
+from mhsh.data.pool import run_chunks
 from mhsh.errors import UserError
 
 # Not from conftest: the worker processes import this module, and are to be without jax.
@@ -38,10 +38,6 @@ def fail(how: str, chunk: int) -> None:
     if how == "defect":
         raise ZeroDivisionError("a defect")
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def never(chunk: int) -> None:
-    raise AssertionError(chunk)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -126,28 +122,3 @@ if __name__ == "__main__":
     while any(map(running, team)):
         assert time.monotonic() < limit, "workers are still there a minute later"
         time.sleep(0.01)
-
-
-def test_without_beam_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(UserError, match=r"pip install .*apache-beam"):
-        run_chunks_on_beam(never, range(3), "")
-
-
-@pytest.fixture
-def beam():
-    """Apache Beam, whose own warnings are not ours to mend."""
-    return pytest.importorskip("apache_beam", reason="the beam extra is not installed", exc_type=ImportError)
-
-
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("options", ["", "--direct_num_workers=2 --direct_running_mode=multi_processing"])
-def test_beam_does_every_chunk(beam, tmp_path, options):
-    run_chunks_on_beam(functools.partial(leave, str(tmp_path)), range(20), options)
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(20))
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_user_error_on_beam_is_the_user_s(beam):
-    with pytest.raises(UserError, match="the text of chunk 3 is not text; write it anew"):
-        run_chunks_on_beam(functools.partial(fail, "user"), range(9), "")

@@ -15,7 +15,6 @@ ALLOWED = {
     "mhsh/configs/__init__.py": {"exists", "is_file", "glob"},  # mhsh's own files, and a user's
     "mhsh/training/environment.py": {"rglob"},  # mhsh's own files
     "mhsh/data/stdlib.py": {"rglob"},  # Python's own files
-    "mhsh/data/local_shards.py": {"exists", "rglob"},  # of the bucket's client; the cache and a folder just written
     "mhsh/data/shards.py": {"glob"},  # what is to be deleted
     "mhsh/data/text_files.py": {"glob"},  # a glob of the user's
     "mhsh/training/compiling.py": {"rglob"},  # compiled programs that are to be deleted
