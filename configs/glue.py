@@ -4,7 +4,7 @@
         --seeds=0,1,2 --workdir=runs/glue/cola
 
 GLUE: Wang et al. 2019 (arXiv 1804.07461). The source is tsv:DIR, with GLUE's original files in a
-folder a task, or tfds:glue, the data set that TFDS has prepared. The rest of the model, the
+folder a task. The rest of the model, the
 vocabulary and the first parameters are those of the run that is named (`mhsh import` makes one of a
 published checkpoint). Three epochs of 32 examples a step, as Devlin et al. 2018 (section 4.1), who
 choose the learning rate among 5e-5, 4e-5, 3e-5 and 2e-5 on the development set; small models want a

@@ -4,8 +4,7 @@
         --config.data.source=json:train-v2.0.json \\
         --config.data.validation_source=json:dev-v2.0.json
 
-SQuAD: Rajpurkar et al. 2016 and 2018. The sources are json:FILE, or what TFDS has prepared:
-tfds:squad/v2.0 and, for validation, tfds:squad/v2.0:validation. The rest of the model, the
+SQuAD: Rajpurkar et al. 2016 and 2018. The rest of the model, the
 vocabulary and the first parameters are those of the run that is named (`mhsh import` makes one of a
 published checkpoint). Rows, batch, learning rate and epochs as Devlin et al. 2018 (sections 4.2 and
 4.3); small models want a higher learning rate. Hardware, time and result: docs/study/bert.md.

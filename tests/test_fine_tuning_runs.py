@@ -162,7 +162,6 @@ def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_pa
     assert all(text and text in contexts[number] for number, text in found.items())
     assert all(each["best"][0]["text"] == found[number] for number, each in sure.items())
     assert all(sum(best["probability"] for best in each["best"]) == pytest.approx(1) for each in sure.values())
-    assert json.loads(ran("score", "squad", f"--data={questions}", f"--predictions={answers}"))["missing"] == 0
 
 
 @pytest.mark.parametrize(

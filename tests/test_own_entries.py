@@ -145,7 +145,7 @@ OTHERS = [
     ),
     (0, "work sweep", "All cells have ended: 2 finished.*next: mhsh compare sweep --with=mine.py"),
     (2, "export runs/gated --out=exported", "model.residual = 'gated' cannot be exported"),
-    (0, "score glue --help", "mhsh score glue"),
+    (0, "score --help", "mhsh score"),
     (0, "quickstart --help", "mhsh quickstart"),
 ]
 

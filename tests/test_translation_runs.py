@@ -81,7 +81,7 @@ def test_eval_and_predict(unbroken, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = out.read_text(encoding="utf-8").split("\n")
     assert len(lines) == 5 and lines[1] == "" and lines[4] == ""
-    scored = mhsh_here("score", "translation", f"--hypotheses={out}", f"--references={source}")
+    scored = mhsh_here("score", f"--hypotheses={out}", f"--references={source}")
     assert scored.returncode == 0 and json.loads(scored.stdout)["num_lines"] == 4, scored.stderr
 
 

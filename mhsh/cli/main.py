@@ -43,7 +43,7 @@ COMMANDS = {
     },
     "measure": {
         "bench": "time training, inference and decoding of configs in turns",
-        "score": "score the predictions of any system against references",
+        "score": "BLEU and chrF of the translations of any system",
     },
 }
 NAMES = [name for commands in COMMANDS.values() for name in commands]

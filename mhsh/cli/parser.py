@@ -145,7 +145,7 @@ StepFlag = Annotated[int | None, Parameter(help="which checkpoint; the newest by
 class HelpPage(NamedTuple):
     """A help page: that of a command, or of one of its kinds."""
 
-    command: str  # such as `train` or `score glue`
+    command: str  # such as `train` or `bench train`
     run: Run
     examples: Sequence[str]
 

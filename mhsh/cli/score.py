@@ -1,34 +1,24 @@
-"""Scores the predictions of any system against references, each task by its own metrics."""
+"""mhsh score: BLEU and chrF of translations, of any system."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import Annotated
 
-import numpy as np
 from cyclopts import Parameter
 
-from mhsh.data.glue import find_task, read_glue, read_submission
-from mhsh.data.squad import read_predictions, read_squad
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.bleu import compare_translations, score_translations
-from mhsh.evaluation.glue import score_glue
-from mhsh.evaluation.squad import score_squad
 
 EXAMPLES = (
-    "mhsh score translation --hypotheses=translated.txt --references=test.de",
-    "mhsh score translation --hypotheses b*.de --baseline a*.de --references=r.de",
-    "mhsh score glue --task=cola --labels=dev.tsv --predictions=CoLA.tsv",
-    "mhsh score glue --task=mnli --labels=dev_matched.tsv --predictions=MNLI-m.tsv",
-    "mhsh score squad --data=dev-v1.1.json --predictions=answers.json",
-    "mhsh score squad --data=dev-v2.0.json --predictions=answers.json",
+    "mhsh score --hypotheses=translated.txt --references=test.de",
+    "mhsh score --hypotheses b*.de --baseline a*.de --references=r.de",
 )
 
 
-def translation(
+def run(
     *,
     hypotheses: Annotated[tuple[str, ...], Parameter(consume_multiple=True)],
     references: str,
@@ -75,36 +65,3 @@ def _lines_beside(path: str, references: str, number: int) -> list[str]:
             "give files in which line k is the translation of the same sentence"
         )
     return lines
-
-
-def glue(*, task: str, labels: str, predictions: str) -> int:
-    """The metrics of one GLUE task, as JSON; null for a correlation of values that are all equal.
-
-    Args:
-      task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli
-      labels: the task's original TSV with labels, plain or compressed
-      predictions: a file of index, tab, prediction, as one hands them in to GLUE
-    """
-    known = find_task(task)
-    examples = read_glue(known, labels)
-    if examples[0].label is None:
-        raise UserError(f"{labels} has no column {known.label_column!r}: it is a test set; give a file with labels")
-    predicted = read_submission(known, predictions, examples)
-    scores = score_glue(known, np.array([example.label for example in examples]), np.array(predicted))
-    metrics = {name: None if math.isnan(score) else score for name, score in scores.items()}
-    print(json.dumps({"task": known.name, "examples": len(examples), **metrics}))
-    return 0
-
-
-def squad(*, data: str, predictions: str) -> int:
-    """Exact match and F1 of SQuAD 1.1 or 2.0, as JSON with the official scorer's names.
-
-    Args:
-      data: SQuAD's JSON with answers, plain or compressed
-      predictions: JSON: the answer of each question's id
-    """
-    print(json.dumps(score_squad(read_squad(data), read_predictions(predictions))))
-    return 0
-
-
-KINDS = {"translation": translation, "glue": glue, "squad": squad}

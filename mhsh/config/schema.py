@@ -238,12 +238,7 @@ class ClassificationDataConfig(Section, frozen=True):
     tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
     task: Annotated[str, data_rows("cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli")] = "cola"
-    source: Annotated[
-        str,
-        bookkeeping(
-            "tsv:DIR (gs:// too), with the original files in a folder a task, or tfds:glue[:VERSION], as TFDS has prepared them"
-        ),
-    ] = "tsv:GLUE"
+    source: Annotated[str, bookkeeping("tsv:DIR (gs:// too), with GLUE's original files in a folder a task")] = "tsv:GLUE"
     vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"
     lowercase: Annotated[bool, data_rows("whether the tokenizer lowers case and strips accents")] = True
     sequence_length: Annotated[Count, data_rows("T; where the texts do not fit, the longer one is cut")] = 128
@@ -255,10 +250,7 @@ class SpanDataConfig(Section, frozen=True):
 
     tokenizer: ClassVar[str] = "wordpiece"  # no choice, and no field
 
-    source: Annotated[
-        str,
-        bookkeeping("json:FILE (gs:// too), in SQuAD's form, or tfds:NAME, such as tfds:squad/v2.0 or tfds:squad/v2.0:train[:10%]"),
-    ] = "json:train.json"
+    source: Annotated[str, bookkeeping("json:FILE (gs:// too), in SQuAD's form")] = "json:train.json"
     validation_source: Annotated[str, bookkeeping("as source; empty: held out by validation_fraction")] = "json:dev.json"
     validation_fraction: Annotated[Fraction, data_rows("share of the articles held out where validation_source is empty")] = 0.1
     vocab_path: Annotated[str, bookkeeping("the WordPiece vocabulary that the encoder was pre-trained with")] = "vocab.txt"

@@ -1,40 +1,35 @@
-"""GLUE (Wang et al. 2019, arXiv 1804.07461): tasks, files, predictions, and the copies in TFDS."""
+"""GLUE (Wang et al. 2019, arXiv 1804.07461): tasks, files and predictions."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from etils import epath
 
 from mhsh.data.text_files import read_lines
-from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded, opened, write_new
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _TSV = "tsv:"
-_TFDS = re.compile(r"tfds:glue(?::(?P<version>\d[\w.]*))?")
-_SUBMISSION_HEADER = "index\tprediction"
 
 
 @dataclasses.dataclass(frozen=True)
 class GlueTask:
     """The reading of a task's examples, and the scoring and writing of its predictions."""
 
-    name: str  # in TFDS
+    name: str
     folder: str  # in GLUE's own download
     texts: tuple[str, ...]  # the columns of the one or two sentences
     label_names: tuple[str, ...]  # class k is label_names[k]; () for a regression
     _: dataclasses.KW_ONLY
-    features: tuple[str, ...] = ()  # `texts` in TFDS, where they have other names
     label_column: str = "label"
     written_labels: tuple[str, ...] = ("0", "1")  # class k in files and submissions
     metrics: tuple[str, ...] = ("accuracy",)  # functions of mhsh.evaluation.glue
-    # The evaluation sets on which GLUE publishes results: the split in TFDS, the file with labels.
+    # The evaluation sets on which GLUE publishes results: the name, the file with labels.
     evaluation_files: tuple[tuple[str, str], ...] = (("validation", "dev.tsv"),)
     # The columns of files without a header; longer layouts only add columns at the end.
     headerless: tuple[tuple[str, ...], ...] = ()
@@ -47,7 +42,7 @@ class GlueTask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GlueExample:
-    """One line of a file, or one record of TFDS."""
+    """One line of a file."""
 
     index: int  # from the column `index`, or else the position in the file, from 0
     texts: tuple[str, ...]  # one or two, unchanged
@@ -77,7 +72,6 @@ _TASKS = (
         "MRPC",
         ("#1 String", "#2 String"),
         ("not_equivalent", "equivalent"),
-        features=_SENTENCES,
         label_column="Quality",
         metrics=_F1,
     ),
@@ -98,7 +92,6 @@ _TASKS = (
         "MNLI",
         _SENTENCES,
         _NLI,
-        features=("premise", "hypothesis"),
         label_column="gold_label",
         written_labels=_NLI,
         evaluation_files=(("validation_matched", "dev_matched.tsv"), ("validation_mismatched", "dev_mismatched.tsv")),
@@ -112,31 +105,25 @@ GLUE_TASKS = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str) -> GlueTask:
-    """The task of a name in TFDS or of a folder of GLUE: "stsb" or "STS-B"."""
+    """The task of a name or of a folder of GLUE: "stsb" or "STS-B"."""
     task = GLUE_TASKS.get(name.lower().replace("-", ""))
     if task is None:
         raise UserError(f"{name!r} is not a task of GLUE; allowed: {', '.join(GLUE_TASKS)}")
     return task
 
 
-def read_splits(task: GlueTask, source: str) -> tuple[Sequence[GlueExample], dict[str, Sequence[GlueExample]]]:
-    """The training examples and those of every evaluation set by name, with labels, of tsv:DIR
-    (GLUE's original files, in a folder a task) or tfds:glue[:VERSION] (glue/TASK, as prepared).
+def read_splits(task: GlueTask, source: str) -> tuple[tuple[GlueExample, ...], dict[str, tuple[GlueExample, ...]]]:
+    """The training examples and those of every evaluation set by name, with labels, of tsv:DIR:
+    GLUE's original files, in a folder a task.
     """
+    if not source.startswith(_TSV):
+        raise UserError(f"data.source = {source!r}; allowed with model.objective = 'classification': tsv:DIR")
     files = {"train": "train.tsv", **dict(task.evaluation_files)}
-    splits: dict[str, Sequence[GlueExample]]
-    if prepared := _TFDS.fullmatch(source):
-        splits = {name: _read_prepared(task, prepared["version"] or "", name) for name in files}
-    elif source.startswith(_TSV):
-        paths = {name: find_file(task, source.removeprefix(_TSV), file_name) for name, file_name in files.items()}
-        splits = {name: read_glue(task, path) for name, path in paths.items()}
-        for name, path in paths.items():
-            if splits[name][0].label is None:
-                raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
-    else:
-        raise UserError(
-            f"data.source = {source!r}; allowed with model.objective = 'classification': tsv:DIR, tfds:glue, tfds:glue:VERSION"
-        )
+    paths = {name: find_file(task, source.removeprefix(_TSV), file_name) for name, file_name in files.items()}
+    splits = {name: read_glue(task, path) for name, path in paths.items()}
+    for name, path in paths.items():
+        if splits[name][0].label is None:
+            raise UserError(f"{path} has no column {task.label_column!r}; give the file with labels")
     return splits.pop("train"), splits
 
 
@@ -209,68 +196,13 @@ def _parse_label(task: GlueTask, cell: str) -> int | float:
         if cell not in task.written_labels:
             raise ValueError(f"has the label {cell!r}, which is none of {', '.join(task.written_labels)}")
         return task.written_labels.index(cell)
-    score = _number(cell)
+    try:
+        score = float(cell)
+    except ValueError:
+        score = math.nan
     if not 0 <= score <= MAX_SCORE:
         raise ValueError(f"has the score {cell!r}, which is not a number from 0 to {MAX_SCORE:g}")
     return score
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
-
-
-def _read_prepared(task: GlueTask, version: str, split: str) -> tuple[GlueExample, ...]:
-    """The labelled examples of a split of glue/TASK in TFDS, in the order of the file."""
-    name = f"glue/{task.name}:{version}:{split}" if version else f"glue/{task.name}:{split}"
-    features = task.features or task.texts
-    prepared = open_split(name)
-    records = prepared.records(*features, "label", "idx")
-    names = getattr(prepared.features["label"], "names", ())  # a score is a plain number, without names
-    if tuple(names) != task.label_names:
-        raise UserError(
-            f"tfds:{name} numbers the labels of {task.name} as {', '.join(names) or 'a score'}, GLUE as "
-            f"{', '.join(task.label_names) or 'a score'}; class numbers would change their meaning, so use GLUE's original data"
-        )
-    highest = len(task.label_names) - 1 if task.label_names else MAX_SCORE
-    examples: list[GlueExample] = []
-    for record in records:
-        label, index = record["label"], record["idx"]
-        if not 0 <= label <= highest:
-            raise UserError(
-                f"tfds:{name}: the record with idx {index} has the label {label:g}, which is not from 0 to {highest:g} (-1: none, "
-                "as in test sets); prepare the data set again"
-            )
-        examples.append(GlueExample(index, tuple(record[feature] for feature in features), label))
-    # TFDS shuffles; `idx` is the position in the original file.
-    return tuple(sorted(examples, key=lambda example: example.index))
-
-
-def read_submission(task: GlueTask, path: str | Path, examples: Sequence[GlueExample]) -> tuple[int | float, ...]:
-    """The class or score for each example, from a file in the form that GLUE's server takes: a
-    header and a line `index<TAB>prediction` per example, in order. A class may be written by its
-    name or by its number. Raises UserError where the file has another form.
-    """
-    lines = read_lines(str(path))
-    if not lines or lines[0] != _SUBMISSION_HEADER:
-        raise UserError(f"{path} line 1 is not the header index<TAB>prediction; write predictions in GLUE's form")
-    if len(lines) - 1 != len(examples):
-        raise UserError(f"{path} has {len(lines) - 1} predictions for {len(examples)} examples; give one for each, in order")
-    predictions: list[int | float] = []
-    for number, (line, example) in enumerate(zip(lines[1:], examples, strict=True), 2):
-        try:
-            cells = line.split("\t")
-            if len(cells) != 2:
-                raise ValueError(f"has {len(cells)} columns instead of 2")
-            index = _parse_index(cells[0])
-            if index != example.index:
-                raise ValueError(f"has index {index} instead of {example.index}")
-            predictions.append(_parse_prediction(task, cells[1]))
-        except ValueError as error:
-            raise UserError(f"{path} line {number} {error}; write the predictions of these examples, in order") from error
-    return tuple(predictions)
 
 
 def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], predictions: Sequence[int | float]) -> None:
@@ -278,19 +210,7 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
     UserError where a score is not finite, or the file exists or cannot be written.
     """
     lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
-    write_new(path, "\n".join([_SUBMISSION_HEADER, *lines, ""]))
-
-
-def _parse_prediction(task: GlueTask, cell: str) -> int | float:
-    if not task.label_names:
-        score = _number(cell)
-        if not math.isfinite(score):
-            raise ValueError(f"has the prediction {cell!r}, which is not a finite number")
-        return score
-    for names in (task.label_names, [str(number) for number in range(task.num_classes)]):
-        if cell in names:
-            return names.index(cell)
-    raise ValueError(f"has the prediction {cell!r}, which is neither one of {', '.join(task.label_names)} nor the number of one")
+    write_new(path, "\n".join(["index\tprediction", *lines, ""]))
 
 
 def _written(task: GlueTask, index: int, value: int | float) -> str:

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018): questions and predictions, from JSON or TFDS."""
+"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018): questions, from JSON."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 import msgspec
 
 from mhsh.data.text_files import unpacked
-from mhsh.data.tfds import open_split
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded, parse_object
 
 # The values of `version` in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}
-# In TFDS. The plausible answers of impossible questions in SQuAD 2.0 are not read.
-_TFDS_FEATURES = ("title", "context", "id", "question", "answers")
-_TFDS_IS_IMPOSSIBLE = "is_impossible"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -41,46 +37,18 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class SquadData:
-    """The questions of a file or of TFDS, in order."""
+    """The questions of a file, in order."""
 
     version: str  # 1.1 or 2.0
     questions: tuple[Question, ...]
 
 
 def read_questions(source: str, field: str) -> SquadData:
-    """The questions of json:FILE, in SQuAD's form, or of tfds:NAME, a data set with SQuAD's
-    features that TFDS has prepared. Errors name the config's `field`.
-    """
-    kind, _, rest = source.partition(":")
-    if kind == "json" and rest:
-        return read_squad(str(expanded(rest)))
-    if kind == "tfds" and rest:
-        return read_prepared_squad(rest)
-    raise UserError(
-        f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form, or tfds:NAME, such as "
-        "tfds:squad/v2.0:validation"
-    )
-
-
-def read_squad(path: str | Path) -> SquadData:
-    """The questions of a file (JSON, perhaps compressed)."""
-    return _parse(str(path), _read_json(path))
-
-
-def read_prepared_squad(name: str) -> SquadData:
-    """The questions of DATASET[:SPLIT], such as squad/v2.0:3.0.0:train[:10%], as TFDS shuffled."""
-    split = open_split(name)
-    features = [*_TFDS_FEATURES, _TFDS_IS_IMPOSSIBLE] if _TFDS_IS_IMPOSSIBLE in split.features else _TFDS_FEATURES
-    return _parse(f"tfds:{name}", {"data": [_article(record) for record in split.records(*features)]})
-
-
-def _article(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of TFDS in SQuAD's JSON form: an article with one question."""
-    answers = record.pop("answers")
-    if isinstance(answers, dict):  # TFDS stores a sequence of objects as an object of sequences
-        answers = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
-    paragraph = {"context": record.pop("context"), "qas": [record | {"answers": answers}]}
-    return {"title": record.pop("title"), "paragraphs": [paragraph]}
+    """The questions of json:FILE, in SQuAD's form. Errors name the config's `field`."""
+    kind, _, path = source.partition(":")
+    if kind != "json" or not path:
+        raise UserError(f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form")
+    return read_squad(str(expanded(path)))
 
 
 class _Question(msgspec.Struct):
@@ -105,25 +73,27 @@ class _File(msgspec.Struct):
     version: Any = None
 
 
-def _parse(source: str, content: dict[str, Any]) -> SquadData:
-    """The questions in SQuAD's JSON form; of version 2.0 where it gives none and a question has
-    `is_impossible`. Raises UserError where the form is another or a question, which is named, is
-    wrong.
+def read_squad(path: str | Path) -> SquadData:
+    """The questions of a file (JSON, perhaps compressed); of version 2.0 where it gives none and a
+    question has `is_impossible`. Raises UserError where the form is another or a question, which is
+    named, is wrong.
     """
+    with unpacked(path) as (_, opened):
+        content = parse_object(opened.read(), str(path))
     try:
         file = msgspec.convert(content, _File)
     except msgspec.ValidationError as error:
-        raise _broken(f"{source}: {str(error).replace('`$.', '`')}") from error
+        raise _broken(f"{path}: {str(error).replace('`$.', '`')}") from error
     paragraphs = [(article.title, paragraph) for article in file.data for paragraph in article.paragraphs]
     entries = [(entry, paragraph.context, title) for title, paragraph in paragraphs for entry in paragraph.qas]
     if not entries:
-        raise UserError(f"{source} has no questions; fetch the data again")
+        raise UserError(f"{path} has no questions; fetch the data again")
     version = _VERSIONS.get(file.version) if isinstance(file.version, str) else None
     if version is None:
         version = "2.0" if any(entry.is_impossible is not msgspec.UNSET for entry, _, _ in entries) else "1.1"
     questions: dict[str, Question] = {}
     for entry, context, title in entries:
-        at = f"{source}: question {entry.id}"
+        at = f"{path}: question {entry.id}"
         if entry.id in questions:
             raise _broken(f"{at} has the id of an earlier question")
         questions[entry.id] = _question(entry, context, title, version, at)
@@ -152,17 +122,3 @@ def _question(entry: _Question, context: str, title: str, version: str, at: str)
 
 def _broken(what: str) -> UserError:
     return UserError(f"{what}; correct the data, or fetch them again")
-
-
-def read_predictions(path: str | Path) -> dict[str, str]:
-    """The answers by question id ("" for none) in a file of one JSON object (plain or packed)."""
-    predictions = _read_json(path)
-    for question_id, text in predictions.items():
-        if not isinstance(text, str):
-            raise UserError(f"{path}: the prediction for question {question_id} is {text!r}; write a string, empty for no answer")
-    return predictions
-
-
-def _read_json(path: str | Path) -> dict[str, Any]:
-    with unpacked(path) as (_, file):
-        return parse_object(file.read(), str(path))

@@ -1,4 +1,4 @@
-"""Reads data sets that TFDS has prepared on this machine: records, texts, sentence pairs.
+"""Reads data sets that TFDS has prepared on this machine: texts and sentence pairs.
 
 Nothing is downloaded or prepared. TFDS is imported when a data set is opened: it takes a second. It
 reads ArrayRecord without TensorFlow.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mhsh.data.shards import check_unpacked
 from mhsh.errors import UserError
@@ -34,9 +32,9 @@ class PreparedSplit(NamedTuple):
     features: Any  # TFDS's description of every feature, by name
     stored: Any  # TFDS's data source, in the order of the files
 
-    def records(self, *names: str) -> Iterator[dict[str, Any]]:
-        """The named features of every record, in the order of the files, as str, int, float, bool,
-        list or dict. Raises UserError where there is no such feature, or a text is not UTF-8.
+    def records(self, *names: str) -> Iterator[dict[str, str]]:
+        """The named features of every record, which are texts, in the order of the files. Raises
+        UserError where there is no such feature, or a text is not UTF-8.
         """
         for name in names:
             if name not in self.features:
@@ -48,7 +46,7 @@ class PreparedSplit(NamedTuple):
             numbers = range(start, min(start + _RECORDS_PER_READ, len(self.stored)))
             for number, record in zip(numbers, self.stored.__getitems__(numbers), strict=True):
                 try:
-                    decoded = {name: _plain(record[name]) for name in names}
+                    decoded = {name: _text(record[name]) for name in names}
                 except UnicodeDecodeError as error:
                     raise UserError(
                         f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
@@ -58,7 +56,7 @@ class PreparedSplit(NamedTuple):
 
 
 def open_split(name: str) -> PreparedSplit:
-    """The split DATASET[:SPLIT], such as squad/v2.0:validation or wikipedia/20230601.en:train[:1%],
+    """The split DATASET[:SPLIT], such as wikipedia/20230601.en:train[:1%],
     in TFDS_DATA_DIR or ~/tensorflow_datasets. Raises UserError where the data set is not prepared
     there or not as ArrayRecord, or has no such split, or an empty one.
     """
@@ -133,11 +131,5 @@ def _builder(dataset: str) -> Any:
         ) from error
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, bytes):
-        return value.decode("utf-8")
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else value

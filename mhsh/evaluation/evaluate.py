@@ -83,7 +83,7 @@ def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> d
     if data.version == "2.0":
         differences = {name: answer.null_difference for name, answer in by_id.items()}
         metrics |= score_best_thresholds(data.questions, {name: answer.text(None) for name, answer in by_id.items()}, differences)
-    return {name: float(value) for name, value in metrics.items() if name not in ("missing", "unknown")}
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def translation_metrics(

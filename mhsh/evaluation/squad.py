@@ -109,21 +109,12 @@ def _distinct(candidates: Sequence[AnswerSpan], num_best: int) -> tuple[AnswerSp
 def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, float | int]:
     """The metrics of the official scorer, under its names, in percent: of SQuAD 1.1 `exact_match`
     and `f1`, of 2.0 `exact` and `f1`, also for questions with (HasAns_) and without an answer
-    (NoAns_).
-
-    A question without a prediction counts as wrong, as in the scorer of 1.1 (that of 2.0 stops
-    there); there are `missing` of them, and `unknown` predictions for others. Raises UserError
-    where a question has neither an answer nor is impossible, or no prediction is for the data.
+    (NoAns_). Raises UserError where a question has neither an answer nor is impossible.
     """
-    ids = {question.id for question in data.questions}
-    missing = len(ids - predictions.keys())
-    if missing == len(ids):
-        raise UserError("none of the predictions is for a question of the data; give the predictions for these data")
     for question in data.questions:
         if not question.answers and not question.is_impossible:
             raise UserError(f"question {question.id} has no answers to compare with; give data with answers")
-    metrics = (_score_v2 if data.version == "2.0" else _score_v1)(data.questions, predictions)
-    return metrics | {"missing": missing, "unknown": len(predictions.keys() - ids)}
+    return (_score_v2 if data.version == "2.0" else _score_v1)(data.questions, predictions)
 
 
 def score_best_thresholds(
@@ -160,9 +151,8 @@ def word_f1(prediction: str, answer: str) -> float:
 
 
 def _score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float | int]:
-    asked = [question for question in questions if question.id in predictions]
     exact, f1 = (
-        sum(max(metric(predictions[question.id], answer.text) for answer in question.answers) for question in asked)
+        sum(max(metric(predictions[question.id], answer.text) for answer in question.answers) for question in questions)
         for metric in (exact_match, word_f1)
     )
     return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * f1 / len(questions), "total": len(questions)}
@@ -178,7 +168,7 @@ def _score_v2(questions: Sequence[Question], predictions: Mapping[str, str]) -> 
     ):
         if group:
             for name, values in scores.items():
-                metrics[prefix + name] = 100.0 * sum(values.get(question.id, 0.0) for question in group) / len(group)
+                metrics[prefix + name] = 100.0 * sum(values[question.id] for question in group) / len(group)
             metrics[f"{prefix}total"] = len(group)
     return metrics
 
@@ -186,13 +176,12 @@ def _score_v2(questions: Sequence[Question], predictions: Mapping[str, str]) -> 
 def _raw_scores_v2(
     questions: Sequence[Question], predictions: Mapping[str, str], metric: Callable[[str, str], float]
 ) -> dict[str, float]:
-    """The score of every question with a prediction."""
+    """The score of every question."""
     scores = {}
     for question in questions:
-        if question.id in predictions:
-            # An answer that normalises to nothing, such as "the", is none.
-            answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
-            scores[question.id] = max(metric(predictions[question.id], answer) for answer in answers)
+        # An answer that normalises to nothing, such as "the", is none.
+        answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
+        scores[question.id] = max(metric(predictions[question.id], answer) for answer in answers)
     return scores
 
 
@@ -220,8 +209,6 @@ def _best_threshold(
     current = best = float(sum(impossible[question_id] for question_id in scores))
     threshold = 0.0
     for question_id in sorted(no_answer_scores, key=no_answer_scores.__getitem__):
-        if question_id not in scores:
-            continue
         if not impossible[question_id]:
             current += scores[question_id]
         elif predictions[question_id]:

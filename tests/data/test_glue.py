@@ -1,22 +1,17 @@
-"""GLUE's files and its copies in TFDS: every layout read, what is malformed named, the order of
-labels compared, predictions written and read.
-"""
+"""GLUE's files: every layout read, what is malformed named, predictions written."""
 
 from __future__ import annotations
 
 import gzip
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhsh.data.glue import GLUE_TASKS, GlueExample, find_file, find_task, read_glue, read_splits, read_submission, write_submission
+from mhsh.data.glue import GLUE_TASKS, GlueExample, find_file, find_task, read_glue, write_submission
 from mhsh.errors import UserError
-from tests.data.conftest import tfds_folder
-from tests.data.small_fine_tuning import load_glue
 
 # The headers of the original files.
 MNLI = (
@@ -126,19 +121,6 @@ def test_the_table_holds_together(tmp_path: Path) -> None:
         assert find_file(task, str(tmp_path), "dev.tsv") == tmp_path / "SST-2" / name
 
 
-@pytest.mark.parametrize("task", GLUE_TASKS.values(), ids=GLUE_TASKS)
-@settings(deadline=None)
-@given(data=st.data())
-def test_what_is_handed_in_is_read_back(tmp_path_factory: pytest.TempPathFactory, task, data: st.DataObject) -> None:
-    one = st.integers(0, task.num_classes - 1) if task.label_names else st.floats(0, 5)
-    indices = data.draw(st.lists(st.integers(0, 10**6), unique=True, max_size=5))
-    predictions = tuple(data.draw(st.lists(one, min_size=len(indices), max_size=len(indices))))
-    path = tmp_path_factory.getbasetemp() / f"{task.name}.tsv"
-    path.unlink(missing_ok=True)
-    write_submission(task, path, indices, predictions)
-    assert read_submission(task, path, [GlueExample(index, ("",), None) for index in indices]) == predictions
-
-
 def test_the_form_that_is_handed_in(tmp_path: Path) -> None:
     for name, predictions, lines in (
         ("mnli", (2, 0, 1), ("contradiction", "entailment", "neutral")),
@@ -156,29 +138,6 @@ def test_the_form_that_is_handed_in(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 is not a class of rte"):
         write_submission(GLUE_TASKS["rte"], tmp_path / "new", [0], [2])
     assert not (tmp_path / "new").exists()
-
-
-def test_predictions_of_other_systems(tmp_path: Path) -> None:
-    examples = [GlueExample(index, ("",), 0) for index in (4, 7)]
-    path = tmp_path / "predictions.tsv"
-
-    def read(task: str, text: str) -> tuple[int | float, ...]:
-        path.write_text(text)
-        return read_submission(GLUE_TASKS[task], path, examples)
-
-    # By name or by number, with any line ends.
-    assert read("rte", "index\tprediction\r\n4\tnot_entailment\r\n7\t0\r\n") == (1, 0)
-    assert read("stsb", "index\tprediction\n4\t-1e3\n7\t9") == (-1000.0, 9.0)
-    for task, text, message in (
-        ("rte", "4\t0\n7\t0\n", "line 1 is not the header index<TAB>prediction; write"),
-        ("rte", "index\tprediction\n4\t0\n", "has 1 predictions for 2 examples; give one for each"),
-        ("rte", "index\tprediction\n7\t0\n4\t0\n", "line 2 has index 7 instead of 4; write"),
-        ("rte", "index\tprediction\n4\t0\n7 0\n", "line 3 has 1 columns instead of 2"),
-        ("rte", "index\tprediction\n4\t0\n7\t2\n", "line 3 has the prediction '2', which is neither one of entailment, not_ent"),
-        ("stsb", "index\tprediction\n4\t0\n7\tnan\n", "line 3 has the prediction 'nan', which is not a finite number"),
-    ):
-        with pytest.raises(UserError, match=re.escape(f"{path} {message}")):
-            read(task, text)
 
 
 REAL_FILES = {
@@ -206,100 +165,3 @@ def test_the_real_files(real_data: Path, name: str) -> None:
             assert labels == set(range(task.num_classes))
         else:
             assert (min(labels), max(labels)) == (0, 5)
-
-
-WORDS = ["red", "Green", 'blue "blue', "blueish\u2028", "ü", "violet ."]
-LABELS = {"stsb": ["0.000", "4.750", "5.000", "2.333"], "mnli": ["entailment", "contradiction", "neutral"]}
-
-
-def lines_of(task: str, start: int, count: int) -> list[str]:
-    """A file of the task's layout: its header, and examples with numbers of their own."""
-    texts, column = GLUE_TASKS[task].texts, GLUE_TASKS[task].label_column
-    labels = LABELS.get(task, GLUE_TASKS[task].written_labels[::-1])
-    lines = [] if task == "cola" else ["\t".join(["id", "#1 ID", "#2 ID", *texts, column])]
-    for number in range(start, start + count):
-        words = [WORDS[number % len(WORDS)]] * (1 + number % 7)
-        sentences = [f"{number} {side} {' '.join(words)}" for side in range(len(texts))]
-        label = labels[number % len(labels)]
-        # CoLA's columns: source, label, mark, sentence.
-        cells = ["x", label, "", *sentences] if task == "cola" else [str(number), str(number), "7", *sentences, label]
-        lines.append("\t".join(cells))
-    return lines
-
-
-def write(path: Path, lines: list[str], mark: str = "") -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(mark + "".join(line + "\n" for line in lines), encoding="utf-8")
-    return str(path)
-
-
-def write_task(folder: Path, name: str) -> dict[str, tuple[str, str]]:
-    """The original files of a task; and the file that TFDS makes each split of (for MRPC the
-    examples of both, and the ids).
-    """
-    task = GLUE_TASKS[name]
-    files = {"train": "train.tsv", **dict(task.evaluation_files)}
-    splits = {}
-    for number, (split, file_name) in enumerate(files.items()):
-        lines = lines_of(name, 100 * number, 40 if split == "train" else 9)
-        splits[split] = (write(folder / task.folder / file_name, lines), "")
-        if name == "mrpc":
-            # TFDS takes the examples whose ids are listed, out of a file that begins with a byte
-            # order mark.
-            others = lines_of(name, 1000, 30)[1:]
-            mixed = [lines[0], *others[:10], *lines[1:5], *others[10:], *lines[5:]]
-            ids = ["\t".join(line.split("\t")[1:3]) for line in lines]
-            splits[split] = (write(folder / "msr" / file_name, mixed, "\ufeff"), write(folder / "msr" / f"ids-{file_name}", ids))
-    return splits
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The original files of all tasks, and, under `prepared`, the data sets that TFDS made of them
-    and of others.
-    """
-    from tests.data.tfds_builders import prepare_glue
-
-    folder = tmp_path_factory.mktemp("glue")
-    splits = {name: write_task(folder, name) for name in GLUE_TASKS}
-    sets: list[tuple[str, str, dict[str, Any]]] = [(task, "2.0.0", {}) for task in splits]
-    # Older versions, which are broken here.
-    sets += [
-        ("rte", "1.0.0", {"label_classes": ["not_entailment", "entailment"]}),
-        ("wnli", "1.0.0", {"label_column": "no such column"}),
-        ("stsb", "1.0.0", {"label_column": "no such column"}),
-    ]
-    for task, version, changes in sets:
-        prepare_glue(folder / "prepared", task, version, splits[task], changes)
-    return folder
-
-
-@pytest.mark.parametrize("task", GLUE_TASKS.values(), ids=GLUE_TASKS)
-def test_the_same_rows_in_the_same_order_as_from_the_original_files(folder, vocab, task):
-    fields = dict(vocab=vocab, num_classes=task.num_classes, vocab_size=30522)
-    original = load_glue(task.name, f"tsv:{folder}", **fields)
-    with tfds_folder(folder / "prepared"):
-        corpus, named = (load_glue(task.name, source, **fields) for source in ("tfds:glue", "tfds:glue:2.0.0"))
-        train, _ = read_splits(task, "tfds:glue")
-    assert corpus.fingerprint == named.fingerprint == original.fingerprint
-    summary = corpus.summary()
-    assert summary == named.summary() == original.summary()
-    assert summary["cut_texts"] > 0 and summary["train"]["rows"] == 40
-    # TFDS counts MRPC's examples before it divides them.
-    indices = [example.index for example in train]
-    assert indices == ([*range(10, 14), *range(34, 70)] if task.name == "mrpc" else [*range(40)])
-
-
-def test_what_is_wrong_with_a_data_set_is_named_in_one_line(folder):
-    cases = {
-        ("rte", "1.0.0"): (
-            "tfds:glue/rte:1.0.0:train numbers the labels of rte as not_entailment, entailment, GLUE as entailment, "
-            "not_entailment; class numbers would change their meaning"
-        ),
-        ("wnli", "1.0.0"): r"tfds:glue/wnli:1.0.0:train: the record with idx \d+ has the label -1, which is not from 0 to 1 \(-1: ",
-        ("stsb", "1.0.0"): r"tfds:glue/stsb:1.0.0:train: the record with idx \d+ has the label -1, which is not from 0 to 5",
-    }
-    for (task, version), expected in cases.items():
-        with tfds_folder(folder / "prepared"), pytest.raises(UserError, match=f"^{expected}") as caught:
-            read_splits(GLUE_TASKS[task], f"tfds:glue:{version}")
-        assert "\n" not in str(caught.value)
