@@ -137,7 +137,7 @@ class Paper:
             if not residual:
                 translated = runs / f"{shape}.de"
                 self._predict(out, test[0], translated)
-                words = ["translation", f"--hypotheses={translated}", f"--references={test[1]}"]
+                words = [f"--hypotheses={translated}", f"--references={test[1]}"]
                 self.commands.run("score", *words, output=runs / f"{shape}.bleu.json")
 
     def iwslt(self) -> None:
@@ -153,7 +153,7 @@ class Paper:
             translated[heads].append(sweep / f"{cell}.en")
             self._predict(sweep / "runs" / cell, test[0], sweep / f"{cell}.en", "--beam=5", "--length-penalty=1")
         words = ["--hypotheses", *translated[1], "--baseline", *translated[4], f"--references={test[1]}", "--lowercase"]
-        self.commands.run("score", "translation", *words, output=self.runs / "iwslt.bleu.json")
+        self.commands.run("score", *words, output=self.runs / "iwslt.bleu.json")
 
     def fine_tune(self, config: str, *words: str) -> None:
         """The four BERTs on a task."""

@@ -115,7 +115,7 @@ def translate(commands: Commands, runs: Sequence[Path], out: Path, source: str, 
         commands.run("predict", run, f"--input={source}", f"--output={made}", made=made)
     deep = [made for run, made in files.items() if "heads_per_layer-1_" in run.name]
     shallow = [made for made in files.values() if made not in deep]
-    words = ["score", "translation", "--hypotheses", *deep, "--baseline", *shallow, f"--references={references}"]
+    words = ["score", "--hypotheses", *deep, "--baseline", *shallow, f"--references={references}"]
     commands.run(*words, output=out / "scores.json")
 
 

@@ -111,7 +111,7 @@ def test_translations_of_the_reporting_runs_are_scored_shape_against_shape(comma
     *predicted, scored = commanded("translations", *given)
     files = [f"{out}/{name}.de" for name in names]
     assert predicted == [["predict", run, "--input=test.en", f"--output={file}"] for run, file in zip(runs, files, strict=True)]
-    assert scored == ["score", "translation", "--hypotheses", *files[2:], "--baseline", *files[:2], "--references=test.de"]
+    assert scored == ["score", "--hypotheses", *files[2:], "--baseline", *files[:2], "--references=test.de"]
 
 
 def test_a_page_reports_every_stage_and_those_of_one_question_beside_each_other(tmp_path):

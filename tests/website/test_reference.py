@@ -13,7 +13,7 @@ from mhsh.config.schema import OBJECTIVES, ROLES
 from website import reference
 from website.pages import DOCS
 
-SOME = ("train", "score", "compare")  # a cluster's flags, kinds, flags without values; quickly imported
+SOME = ("train", "score", "compare")  # a cluster's flags, several files, flags without values; quickly imported
 
 
 def test_each_flag_of_a_command_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
