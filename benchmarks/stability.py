@@ -100,7 +100,7 @@ def counted(run: RecordedRun) -> Trained:
     norms = curve.metrics["grad_norm"][SPIKE_ROWS:]
     norms = norms[np.isfinite(norms)]
     spikes = sum(step > after for step, _ in spikes_of(curve))
-    rows = int(np.sum(curve.own_steps > after))
+    rows = int(np.sum(curve.steps > after))
     norm, high = np.quantile(norms, (0.5, 0.99)) if len(norms) else (math.nan, math.nan)
     left = (run.recorded_number("data", "unigram_entropy") or math.nan) - PLATEAU_MARGIN
     had_left = bool(len(curve) >= ROWS and np.min(np.convolve(curve.loss, np.full(ROWS, 1 / ROWS), "valid")) < left)

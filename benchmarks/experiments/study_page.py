@@ -116,7 +116,7 @@ def shortened(report: Sequence[str], part: str) -> Iterator[str]:
     is_several, told, bullets = part in BESIDE, set(), 0
     for block in _blocks(report):
         first = block[0]
-        if first.endswith("Other measures, not tested:"):
+        if first.endswith(("not tested:", "Every run:")):
             return
         if first.startswith("- "):
             bullets += 1
@@ -171,14 +171,12 @@ def _bullet(lines: Sequence[str], is_several: bool, is_first: bool, told: set[st
 
 
 def _table(rows: Sequence[str]) -> Iterator[str]:
-    """Without the columns of targets, and without that of training where all runs trained."""
+    """Without the column of training where all runs trained."""
     cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
 
     def is_kept(column: int) -> bool:
         head, *values = (row[column] for row in (cells[0], *cells[2:]))
-        if head == "trained":
-            return any(trained != runs for trained, _, runs in (value.partition(" of ") for value in values))
-        return not re.match(r"(steps|device time) to ", head)
+        return head != "trained" or any(trained != runs for trained, _, runs in (value.partition(" of ") for value in values))
 
     kept = [column for column in range(len(cells[0])) if is_kept(column)]
     yield from (f"| {' | '.join(row[column] for column in kept)} |" for row in cells)

@@ -75,9 +75,9 @@ def main() -> None:
 
 
 def _kept(report: str) -> str:
-    """Without what takes more than is kept: steps and device time to the target."""
-    groups, *others = re.split(r"(?m)(?=^.*Other measures, not tested:$)", report)
-    return re.sub(r"(?m)^(\|.*\|)[^|]*\|[^|]*\|$", r"\1", groups) + "".join(others)
+    """Without what takes more than is kept: cautions."""
+    groups, *others = re.split(r"(?m)(?=^.*(?:not tested|Every run):$)", report)
+    return re.sub(r"(?m)^(\|.*\|)[^|]*\|$", r"\1", groups) + "".join(others) if "| caution |" in groups else report
 
 
 def plant(path: Path, stage: str, rows: Rows) -> None:

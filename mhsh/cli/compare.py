@@ -28,10 +28,8 @@ class CompareOptions(NamedTuple):
     by: Sequence[str] = ()
     choosing_seeds: int | None = None
     measure: str = "loss"
-    target: float | None = None
     baseline: str | None = None
     treatment: Sequence[str] | None = None
-    with_pretraining: bool = False
     margin: float | None = None
 
 
@@ -44,10 +42,8 @@ def run(
     by: str | None = None,
     choosing_seeds: int | None = None,
     measure: str = "loss",
-    target: float | None = None,
     baseline: str | None = None,
     treatment: str | None = None,
-    with_pretraining: bool = False,
     margin: float | None = None,
     out: str | None = None,
     png: bool = False,
@@ -67,10 +63,8 @@ def run(
       by: compare by these swept FIELD,..., once for each setting of the others
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
       measure: what is tested: loss, or a metric such as bleu
-      target: the loss to reach; by default the highest final loss of the baseline
       baseline: the group, or a run of it, to compare with; the first by default
       treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept
-      with_pretraining: count what the runs started from: steps, tokens, FLOPs and device seconds
       margin: groups are equivalent if they surely differ by less; by default as the plans say
       out: the page; report.html by default
       png: write the figures as PNG too
@@ -84,7 +78,7 @@ def run(
     if choosing_seeds is not None and over is None:
         raise UserError("--choosing-seeds goes with --over, the field that they choose a value of")
     fields, meant = by.split(",") if by else (), treatment.split(",") if treatment else None
-    question = CompareOptions(paths, over, fields, choosing_seeds, measure, target, baseline, meant, with_pretraining, margin)
+    question = CompareOptions(paths, over, fields, choosing_seeds, measure, baseline, meant, margin)
     if watch:
         if out is not None or png or paper:
             raise UserError("--watch serves the page and writes nothing; leave --out, --png and --paper away")
@@ -129,14 +123,14 @@ def make_report(question: CompareOptions) -> Report:
     from mhsh.verdict.treatment import treatment_of
     from mhsh.verdict.tuning import tune_sections
 
-    experiment = load_experiment(question.paths, question.with_pretraining)
+    experiment = load_experiment(question.paths)
     treatment = treatment_of(experiment.axes, question.treatment)
     comparisons = []
     sections = tune_sections(experiment, question.by, question.over, question.choosing_seeds, question.measure)
     for words, section in sections.items():
-        comparisons.append(compare(section, question.measure, question.target, question.baseline, treatment, words))
+        comparisons.append(compare(section, question.measure, question.baseline, treatment, words))
     margin = margin_of(experiment, question.margin)
-    return build_report(judge_page(comparisons, margin), question.with_pretraining, margin)
+    return build_report(judge_page(comparisons, margin), margin)
 
 
 def _watch(question: CompareOptions, port: int) -> int:

@@ -57,7 +57,7 @@ AXIS_TITLES = {
 _MOST_ENTROPIES = 3  # lines; data seeds of one text differ by little
 
 
-def build_report(page: Page, pretraining: bool = False, margin: float = 0.0) -> Report:
+def build_report(page: Page, margin: float = 0.0) -> Report:
     """The report of a page that was judged against that margin; of a sweep over lengths of training
     the longest answers, and comes first.
     """
@@ -70,7 +70,7 @@ def build_report(page: Page, pretraining: bool = False, margin: float = 0.0) -> 
         title=titles[0],
         summary=(*(f"{line}." for line in titles[1:]), *map(pooled_words, pooled), *map(change_words, changes), *said),
         tables=(*groups_tables(sections), *(table for table in others if table is not None)),
-        curves=_curves(sections, pretraining),
+        curves=_curves(sections),
         training=training_table(sections),
         points=tuple(_budgets(sections)),
         rates=tuple(rates_tables(sections)),
@@ -118,7 +118,7 @@ def _rules(page: Page, margin: float) -> tuple[str, ...]:
         OUTCOME_RULE,
         findings.FINDING_RULE,
         outcomes.MEASURE_RULE,
-        outcomes.TARGET_RULE,
+        outcomes.RATIO_RULE,
         INTERVAL_RULE,
         DIFFERENCE_RULE,
         fairness.CONDITION_RULE,
@@ -130,7 +130,7 @@ def _rules(page: Page, margin: float) -> tuple[str, ...]:
     )
 
 
-def _curves(sections: Sequence[ReportSection], pretraining: bool) -> Curves | None:
+def _curves(sections: Sequence[ReportSection]) -> Curves | None:
     runs = [run for section in sections for run in section.comparison.experiment.runs]
     if not runs:
         return None
@@ -143,7 +143,6 @@ def _curves(sections: Sequence[ReportSection], pretraining: bool) -> Curves | No
     keys = dict.fromkeys(key for run in runs for curve in run.curves.values() for key in curve.metrics)
     values = {field: [flatten(run.config).get(field) for run in runs] for field in flatten(runs[0].config)}
     axes = [axis for axis in AXIS_TITLES if axis != PER_PARAMETER or all(map(_parameters, runs))]
-    suffix = ", with pre-training" if pretraining else ""
     splits = {"validation": "validation", "train": "training"}
     if not any(len(run.curves["validation"]) for run in runs):
         splits = dict(reversed(splits.items()))
@@ -153,7 +152,7 @@ def _curves(sections: Sequence[ReportSection], pretraining: bool) -> Curves | No
         ),
         groups=tuple(groups),
         baseline=_baseline_words(sections) if any(group.pairs for group in groups) else "",
-        axes={axis: AXIS_TITLES[axis] + suffix for axis in axes},
+        axes={axis: AXIS_TITLES[axis] for axis in axes},
         metrics=describe_metrics(list(keys)),
         splits=splits,
         half_intervals=tuple(half_interval(count) for count in range(len(runs) + 1)),
@@ -256,7 +255,7 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
         for of_difference, of in ((False, comparison.estimates[place]), (True, finding.difference if finding else None)):
             if of is not None:
                 lines[of_difference].setdefault(name, []).append(_estimated(math.fsum(spent) / len(spent), of, group.name))
-    measure = sections[0].comparison.measured.measure.name
+    measure = sections[0].comparison.measure.name
     found = []
     for of_difference, words in ((False, measure), (True, f"difference in {measure}")):
         if any(len(points) > 1 for points in lines[of_difference].values()):

@@ -46,11 +46,11 @@ def title(comparison: Comparison, prefix: str = "") -> str:
     if not trained:
         return f"{prefix}{'No run has trained' if any(group.untrained for group in groups) else 'No run has finished'} yet"
     means = {place: own.mean for place in trained if (own := comparison.estimates[place]) is not None}
-    best = (min if comparison.measured.measure.lower_is_better else max)(means, key=means.__getitem__)
+    best = (min if comparison.measure.lower_is_better else max)(means, key=means.__getitem__)
     rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
     rivals = [place for place in rivals if _compared(comparison, best, place).difference is not None]
     if not rivals:
-        alone = f"{groups[best].name} ends at a {comparison.measured.measure.name} of {_of(comparison.estimates[best])}"
+        alone = f"{groups[best].name} ends at a {comparison.measure.name} of {_of(comparison.estimates[best])}"
         others = [group for place, group in enumerate(groups) if place not in trained]
         return _fitting(prefix, [f"{alone}; {_beside(others)}", alone] if others else [alone])
     nearest = min(rivals, key=lambda place: abs(means[place] - means[best]))
@@ -343,7 +343,7 @@ def _better(comparison: Comparison, finding: Finding) -> bool | None:
     """Whether the group ends better than the baseline; None if that is not known."""
     if finding.difference is None:
         return None
-    return (finding.difference.mean < 0) == comparison.measured.measure.lower_is_better
+    return (finding.difference.mean < 0) == comparison.measure.lower_is_better
 
 
 def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:

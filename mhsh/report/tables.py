@@ -12,16 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mhsh import text
-from mhsh.config.fields import SHAPING
 from mhsh.report.report import CAUTION, Column, Row, Table, TableCell
 from mhsh.report.sentences import cautions, unbounded, what_decides
-from mhsh.sweep.axes import BUDGET, LEARNING_RATE
 from mhsh.text import format_list, format_loss, format_range, format_signed
-from mhsh.verdict.estimate import Estimate, estimate, known_estimate
+from mhsh.verdict.estimate import Estimate, Replicate, known_estimate
 from mhsh.verdict.fairness import Effect, find_conditions
 from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, UNTRAINED, Comparison, Finding
 from mhsh.verdict.groups import TRAINED, Group, Member
-from mhsh.verdict.outcomes import Measure, Values, final_value
+from mhsh.verdict.outcomes import Measure, final_value
 from mhsh.verdict.stability import QUANTILES
 
 _MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2", UNTRAINED: "\u2020"}
@@ -29,7 +27,8 @@ _MARK_NOTE = "\u25bc significantly lower, \u25b2 significantly higher than the b
 _MOVED_NOTE = "Around: the difference with what values between those tried may hide; its interval holds the measured one, too."
 _UNTRAINED_NOTE = "\u2020 Not all runs trained: a difference of those that did is no verdict."
 _INTERVAL_NOTE = "95 % intervals follow the values."
-_MAP_NOTE = "Means over the seeds that trained, of a tuned field over those that choose; \u25c6 is the best of its row."
+_MAP_NOTE = "Means over the seeds that choose; \u25c6 is the best of its row."
+_Grid = Mapping[float, Mapping[Replicate, float]]  # losses by the value of a tuned field
 _RATE_ROWS = 10  # the last ones, over which a rate is taken
 
 
@@ -48,8 +47,8 @@ class ReportSection:
 
 
 def groups_tables(sections: Sequence[ReportSection]) -> list[Table]:
-    """Of each section the primary measure of every group, its difference to the baseline, and what
-    it cost; all with the columns that hold something in one of them.
+    """Of each section the primary measure of every group, its difference to the baseline, and the
+    tokens that it took; all with the columns that hold something in one of them.
     """
     tables = list(map(_groups_table, sections))
     kept = {column.name for table in tables for column in table.without_empty_columns().columns}
@@ -67,19 +66,16 @@ def differences_note(sections: Sequence[ReportSection]) -> str:
 
 
 def _groups_table(section: ReportSection) -> Table:
-    comparison, measured = section.comparison, section.comparison.measured
-    target = "target" if measured.target is None else format_loss(measured.target)
+    comparison = section.comparison
     columns = (
         Column("group"),
         *(Column(f"best {field}", numeric=True, rank=3) for field in tuned_fields(section)),
         Column("difference", numeric=True, rank=1, forest=True),
         Column("against the margin", rank=1),
-        Column(measured.measure.name, numeric=True, rank=2),
+        Column(comparison.measure.name, numeric=True, rank=2),
         Column("tokens to equal loss", numeric=True, rank=4),
         Column("trained", numeric=True, rank=3),
-        Column(f"steps to {target}", numeric=True, rank=5),
-        Column(f"device time to {target}", numeric=True, rank=6),
-        Column(CAUTION, rank=7),
+        Column(CAUTION, rank=5),
     )
     rows = []
     for place, group in enumerate(section.groups):
@@ -94,22 +90,26 @@ def _groups_table(section: ReportSection) -> Table:
             for choice in [group.choice]
             if choice
         ]
-        against, ratio = _beside(finding)
-        cells = [group.name, *best, difference, against, _own(comparison, place), ratio, _trained(group)]
-        cells += [_cost(measured.values[place], axis) for axis in ("step", "seconds")]
-        cells += ["; ".join(cautions(comparison, place))]
+        cells = [group.name, *best, difference, _against(finding), _own(comparison, place), _ratio(finding, "tokens")]
+        cells += [_trained(group), "; ".join(cautions(comparison, place))]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     title = f"{section.prefix}Results by group"
     return Table(title, columns, tuple(rows), intervals=_INTERVAL_NOTE, section=comparison.name)
 
 
-def _beside(finding: Finding | None) -> list[str | TableCell]:
-    """The decision against the margin, with what would decide, and the ratio of tokens."""
-    decision, ratio = (finding.decision, finding.ratios.get("tokens")) if finding is not None else (None, None)
-    found: list[str | TableCell] = [TableCell(decision.words, note=what_decides(decision)) if decision and decision.margin else ""]
-    if found[0] and finding is not None and finding.verdict == TOO_FEW_SEEDS:
-        found = [TOO_FEW_SEEDS]
-    return [*found, _number(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""]
+def _against(finding: Finding | None) -> str | TableCell:
+    """The decision against the margin, with what would decide."""
+    if finding is None or finding.decision is None or not finding.decision.margin:
+        return ""
+    if finding.verdict == TOO_FEW_SEEDS:
+        return TOO_FEW_SEEDS
+    return TableCell(finding.decision.words, note=what_decides(finding.decision))
+
+
+def _ratio(finding: Finding | None, axis: str) -> str | TableCell:
+    """How many times as much of an axis as the baseline it took to equal loss."""
+    ratio = finding.ratios.get(axis) if finding is not None else None
+    return _number(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""
 
 
 def tuned_fields(section: ReportSection) -> list[str]:
@@ -119,7 +119,7 @@ def tuned_fields(section: ReportSection) -> list[str]:
 
 def _own(comparison: Comparison, place: int) -> TableCell:
     """The measure of a group; of one of which no run trained, where its runs ended."""
-    own, group, measure = comparison.estimates[place], comparison.experiment.groups[place], comparison.measured.measure
+    own, group, measure = comparison.estimates[place], comparison.experiment.groups[place], comparison.measure
     if own is not None or not group.untrained:
         return _number(own, format_loss)
     ends = [final_value(member.run, measure.key, measure.split) for member in group.untrained if member.run is not None]
@@ -142,71 +142,35 @@ def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -
     return TableCell(words(of.mean), note=f"{note}: {why}" if why else note, value=of.mean, low=low, high=high)
 
 
-def _cost(values: Values, axis: str) -> TableCell:
-    costs = values.costs[axis].values()
-    known = [value for value in costs if math.isfinite(value)]
-    if not known or len(known) < len(costs):
-        return TableCell("not reached", note=f"{len(known)} of {len(costs)} did" if known else "")
-    cost = estimate(known)
-
-    def words(value: float) -> str:
-        rounded = float(f"{value:.3g}")  # it lies between two evaluations: three digits say enough
-        return text.duration(rounded) if axis == "seconds" else text.count(round(rounded))
-
-    note = format_range(max(0.0, cost.low), cost.high, words) if cost.has_interval else ""
-    return TableCell(f"{'at most ' * bool(values.at_most)}{words(cost.mean)}", note=note, value=cost.mean)
-
-
 def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
-    """Maps of the mean loss, one a field: a row a shape, a column a value of the tuned field, or of
-    each swept number.
+    """Maps of the mean loss of the choosing seeds, one a tuned field: a row a shape, a column a
+    value.
     """
-    maps: dict[str, dict[str, dict[float, list[float]]]] = {}
+    maps: dict[str, dict[str, _Grid]] = {}
     for section in sections:
-        tuned = tuned_fields(section)
-        swept = [axis.path for axis in section.comparison.experiment.axes if "." in axis.path and axis.path not in SHAPING]
-        axes = [path for path in swept if path == LEARNING_RATE] or swept
-        for path in tuned or axes:
-            rows = _chosen_from(section) if tuned else _by_value(section, path)
-            maps.setdefault(path.split(".")[-1], {}).update((f"{section.prefix}{name}", grid) for name, grid in rows.items())
-    measure = sections[0].comparison.measured.measure
+        for group, choice in ((group, group.choice) for group in section.groups if group.choice):
+            maps.setdefault(choice.over.split(".")[-1], {})[f"{section.prefix}{group.name}"] = choice.measured
+    measure = sections[0].comparison.measure
     found = [(field, rows, sorted({value for grid in rows.values() for value in grid})) for field, rows in maps.items()]
     return [_map(measure, field, rows, values) for field, rows, values in found if len(values) > 1]
 
 
-def _map(measure: Measure, field: str, rows: Mapping[str, Mapping[float, Sequence[float]]], values: Sequence[float]) -> Table:
-    means = {name: {value: of.mean for value, each in grid.items() if (of := known_estimate(each))} for name, grid in rows.items()}
+def _map(measure: Measure, field: str, rows: Mapping[str, _Grid], values: Sequence[float]) -> Table:
+    known = {name: {value: known_estimate(each.values()) for value, each in grid.items()} for name, grid in rows.items()}
+    means = {name: {value: of.mean for value, of in grid.items() if of} for name, grid in known.items()}
     best = {name: (min if measure.lower_is_better else max)(grid.values()) for name, grid in means.items() if grid}
     worst = max((abs(value - best[name]) for name, grid in means.items() for value in grid.values()), default=0.0) or 1.0
 
     def cell(name: str, value: float) -> TableCell:
-        known = means[name].get(value)
-        if known is None:
+        mean = means[name].get(value)
+        if mean is None:
             return TableCell("not trained" if value in rows[name] else "")
-        apart = abs(known - best[name])
-        return TableCell(format_loss(known), "\u25c6" * (not apart), value=known, heat=math.sqrt(apart / worst))
+        apart = abs(mean - best[name])
+        return TableCell(format_loss(mean), "\u25c6" * (not apart), value=mean, heat=math.sqrt(apart / worst))
 
     columns = (Column("group"), *(Column(f"{value:g}", numeric=True) for value in values))
     lines = tuple(Row((name, *(cell(name, value) for value in values))) for name in rows)
     return Table(f"{measure.name} by {field.replace('_', ' ')}", columns, lines, _MAP_NOTE)
-
-
-def _chosen_from(section: ReportSection) -> dict[str, dict[float, list[float]]]:
-    """Of every group what its choosing seeds measured, by the value tried."""
-    groups = section.groups
-    return {each.name: {value: [*of.values()] for value, of in each.choice.measured.items()} for each in groups if each.choice}
-
-
-def _by_value(section: ReportSection, path: str) -> dict[str, dict[float, list[float]]]:
-    """Of groups that are equal in all but a swept number, the final values by that number."""
-    found: dict[str, dict[float, list[float]]] = {}
-    for group, values in zip(section.groups, section.comparison.measured.values, strict=True):
-        value = group.settings.get(path)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return {}
-        others = [f"{name.split('.')[-1]} {other}" for name, other in group.settings.items() if name not in (path, BUDGET)]
-        found.setdefault(", ".join(others) or "all", {})[float(value)] = [*values.final.values()]
-    return found
 
 
 def training_table(sections: Sequence[ReportSection]) -> Table | None:
@@ -250,19 +214,22 @@ def stability_table(section: ReportSection) -> Table | None:
     return Table(f"{section.prefix}Stability, not tested", columns, tuple(rows)).without_empty_columns() if rows else None
 
 
-def measures_table(section: ReportSection) -> Table:
-    """What is shown beside the primary measure, with intervals and without a test."""
-    measured = section.comparison.measured
-    names = list(dict.fromkeys(name for values in measured.values for name in values.metrics))
-    columns = [Column("group"), *(Column(f"{measured.measure.split} {name}".replace("_", " "), numeric=True) for name in names)]
-    columns += [Column(f"{what} to the target", numeric=True) for what in ("tokens", "FLOPs")]
+def measures_table(section: ReportSection) -> Table | None:
+    """What is shown beside the primary measure, with intervals and without a test; None: there is
+    nothing.
+    """
+    comparison = section.comparison
+    names = list(dict.fromkeys(name for values in comparison.values for name in values.metrics))
+    columns = [Column("group"), *(Column(f"{comparison.measure.split} {name}".replace("_", " "), numeric=True) for name in names)]
+    columns += [Column(f"{what} to equal loss", numeric=True) for what in ("FLOPs", "device time")]
     rows = []
-    for place, values in enumerate(measured.values):
+    for place, values in enumerate(comparison.values):
         shown = [values.metrics.get(name, {}) for name in names]
         cells = [_number(known_estimate(each.values()), _short) for each in shown]
-        cells += [_cost(values, axis) for axis in ("tokens", "flops")]
+        cells += [_ratio(comparison.findings[place], axis) for axis in ("flops", "seconds")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
-    return Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows))
+    table = Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows)).without_empty_columns()
+    return table if len(table.columns) > 1 else None
 
 
 def _short(value: float) -> str:

@@ -17,7 +17,6 @@ _SPECIAL = {
     "\u25b2": r"$\blacktriangle$",
     "\u2020": r"$\dagger$",
 }
-_OTHERS = ("steps to ", "device time to ")  # columns that a table of results in a paper can do without
 
 
 def report_to_tex(report: Report, author: str) -> bytes:
@@ -49,7 +48,7 @@ def escape(text: str) -> str:
 
 
 def _columns(table: Table) -> list[int]:
-    return [place for place, each in enumerate(table.columns) if each.name != CAUTION and not each.name.startswith(_OTHERS)]
+    return [place for place, each in enumerate(table.columns) if each.name != CAUTION]
 
 
 def _rows(table: Table, named: bool) -> list[str]:

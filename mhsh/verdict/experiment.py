@@ -18,7 +18,7 @@ from mhsh.sweep.axes import BUDGET, SEEDS, SHORT_NAMES, Axis, Value
 from mhsh.sweep.folder import FAILED, WAITING, CellState, Plan, SweepFolder
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.groups import CUT, Choice, Group, Member, PlannedCell, find_groups, names_of
-from mhsh.verdict.runs import RecordedRun, distinct_names, load_runs, real_path, with_pretraining
+from mhsh.verdict.runs import RecordedRun, distinct_names, load_runs, real_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,20 +84,17 @@ def _sweep_names(groups: Sequence[Group]) -> dict[str, str]:
     return names | ({"": outside} if "" in sweeps else {})
 
 
-def load_experiment(paths: Sequence[str | os.PathLike[str]], pretraining: bool = False) -> Experiment:
+def load_experiment(paths: Sequence[str | os.PathLike[str]]) -> Experiment:
     """Reads runs, sweeps and folders that hold runs.
 
     The plan of a sweep counts also where only some of its runs are named: the others of the same
-    setting are members that were not named. `pretraining`: whether every x-axis counts what the
-    runs started from.
+    setting are members that were not named.
     """
     named = load_runs(paths)
     cells, axes, plans, problems = _planned(paths, [real_path(run.path) for run in named.runs])
     runs = {real_path(run.path): run for run in named.runs}
     beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, CONFIG_FILE))])
     every = runs | {real_path(run.path): run for run in beside.runs}
-    if pretraining:
-        every = {path: with_pretraining(run) for path, run in every.items()}
     # A sweep that has only its plan holds no run yet.
     empty = {cell.sweep for cell in cells.values()}
     refused = [line for line in named.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]

@@ -255,7 +255,7 @@ def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     settings = {row: _settings(parent.config, row, treatment) for row in rows}
     settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    data, tokens = str(parent.fingerprint)[:8], _whole(parent.spent["tokens"])
+    data, tokens = str(parent.fingerprint)[:8], _whole(parent.tokens)
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
 
 

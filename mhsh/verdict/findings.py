@@ -28,7 +28,7 @@ from mhsh.verdict.estimate import (
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.fairness import Fairness, fairness, other_unit, unequal_sections
 from mhsh.verdict.groups import Group
-from mhsh.verdict.outcomes import LOSS, Measured, cost_ratios, measure_all, sampling_error
+from mhsh.verdict.outcomes import LOSS, Measure, Values, cost_ratios, measure_all, sampling_error
 from mhsh.verdict.stability import Stability, stability
 from mhsh.verdict.treatment import DEFAULT_TREATMENT
 from mhsh.verdict.tuning import values_to_add
@@ -81,7 +81,8 @@ class Comparison:
 
     section: tuple[str, ...]  # what it is of, as by Experiment.sections; empty where there is one comparison on the page
     experiment: Experiment
-    measured: Measured
+    measure: Measure
+    values: tuple[Values, ...]  # what was measured, one a group
     treatment: tuple[str, ...]
     baseline: int
     findings: tuple[Finding | None, ...]  # one a group; None for the baseline
@@ -96,11 +97,11 @@ class Comparison:
     def doubt(self, place: int) -> Doubt:
         """What the difference of a group to the baseline may be off by."""
         ours, theirs = (self.experiment.groups[each].hidden for each in (place, self.baseline))
-        if not self.measured.measure.lower_is_better:  # what hides a higher value of one hides a lower one of the other
+        if not self.measure.lower_is_better:  # what hides a higher value of one hides a lower one of the other
             ours, theirs = theirs, ours
         errors = [error for _, error in (ours, theirs) if math.isfinite(error)]
-        sampled = sampling_error(*(self.measured.values[each] for each in (place, self.baseline)))
-        error, resolution = math.hypot(sampled, *errors), self.measured.measure.resolution
+        sampled = sampling_error(*(self.values[each] for each in (place, self.baseline)))
+        error, resolution = math.hypot(sampled, *errors), self.measure.resolution
         return Doubt(ours[0] - theirs[0], error, resolution, math.isinf(ours[1]), math.isinf(theirs[1]))
 
 
@@ -129,7 +130,6 @@ class Page(NamedTuple):
 def compare(
     experiment: Experiment,
     measure: str = LOSS,
-    target: float | None = None,
     baseline: str | None = None,
     treatment: Sequence[str] = DEFAULT_TREATMENT,
     section: tuple[str, ...] = (),
@@ -139,13 +139,13 @@ def compare(
     Each difference is judged alone: `judge_page` does it for all comparisons of a page.
 
     Raises:
-      UserError: there is no such baseline, measure or target.
+      UserError: there is no such baseline or measure.
     """
     place = baseline_place(experiment.groups, baseline)
-    measured = measure_all(experiment, measure, target, place)
-    estimates = tuple(known_estimate(values.final.values()) for values in measured.values)
+    primary, values = measure_all(experiment, measure)
+    estimates = tuple(known_estimate(each.final.values()) for each in values)
     stabilities = tuple(map(stability, experiment.groups))
-    comparison = Comparison(section, experiment, measured, tuple(treatment), place, (), estimates, stabilities)
+    comparison = Comparison(section, experiment, primary, values, tuple(treatment), place, (), estimates, stabilities)
     one_unit = not other_unit(experiment.runs)
     places = range(len(experiment.groups))
     findings = tuple(None if each == place else _finding(comparison, each, one_unit) for each in places)
@@ -215,23 +215,21 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
 
 
 def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
-    measured = comparison.measured
+    measure = comparison.measure
     group, other = (comparison.experiment.groups[each] for each in (place, comparison.baseline))
     fair = fairness(group, other, comparison.treatment, group.choice.over if group.choice else "")
-    values = measured.values[place], measured.values[comparison.baseline]
+    values = comparison.values[place], comparison.values[comparison.baseline]
     ours, theirs = ({key: value for key, value in each.final.items() if math.isfinite(value)} for each in values)
     apart = None
     if ours and theirs and one_unit:
         apart = judge(difference(ours, theirs), doubt=comparison.doubt(place))
-    found = Finding(
-        group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios=cost_ratios(group, other, measured.measure.split)
-    )
+    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios=cost_ratios(group, other, measure.split))
     if group.untrained or other.untrained:
         from scipy import stats  # which takes a second
 
         counts = [(len(each.trained), len(each.untrained)) for each in (group, other)]
         p_value = float(stats.fisher_exact(counts).pvalue) if all(map(any, counts)) else None
-        worst = math.inf if measured.measure.lower_is_better else -math.inf
+        worst = math.inf if measure.lower_is_better else -math.inf
         ranked = [[*of.values(), *[worst] * len(each.untrained)] for of, each in ((ours, group), (theirs, other))]
         ranks = rank_sum(*ranked) if one_unit and min(map(len, ranked)) >= MIN_SEEDS else None
         return dataclasses.replace(found, verdict=UNTRAINED, trained=p_value, ranks=ranks)
@@ -320,7 +318,7 @@ def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
     finding = comparison.findings[place]
     if finding is None or finding.verdict == UNTRAINED:
         return {}
-    ours, theirs = (comparison.measured.values[each].final for each in (place, comparison.baseline))
+    ours, theirs = (comparison.values[each].final for each in (place, comparison.baseline))
     return {replicate: ours[replicate] - theirs[replicate] for replicate in ours if replicate in theirs}
 
 

@@ -1,4 +1,4 @@
-"""What is measured of the runs that trained: final losses, and what it took to reach a target."""
+"""What is measured of the runs that trained: final losses, and what it took to reach equal loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mhsh.storage.outcome import smoothed_final
 from mhsh.verdict.estimate import Estimate, Replicate, as_normal, estimate
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.groups import Group
-from mhsh.verdict.runs import AXES, Curve, RecordedRun
+from mhsh.verdict.runs import AXES, RecordedRun
 
 LOSS = "loss"
 
@@ -23,10 +23,10 @@ MEASURE_RULE = (
     "The primary measure is the validation loss after the last step, or what --measure names; it alone is tested. If a run that "
     "trained has no validation rows, all losses are the final training loss."
 )
-TARGET_RULE = (
-    "A run reaches the target between the last evaluation above it and the first at or below it, interpolated linearly, of those "
-    "that all runs that trained have in common. Where none above it comes before, or only one of its own is at or below it, the "
-    "run took at most that long. Unless --target is given, the target is the highest final loss of the baseline's runs."
+RATIO_RULE = (
+    "The ratio to equal loss is how many times as much one group takes as the other to the highest final loss of both: the "
+    "geometric mean over the seeds in common, with the interval of its logarithm. A run reaches that loss between the last "
+    "evaluation above it and the first at or below it, interpolated linearly, of those that all these runs have in common."
 )
 
 
@@ -61,37 +61,27 @@ class Values:
     final: Mapping[Replicate, float]  # the primary measure
     loss_parts: Mapping[Replicate, np.ndarray]  # RecordedRun.loss_parts; none of another primary measure
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
-    costs: Mapping[str, Mapping[Replicate, float]]  # by axis, to reach the target; nan: not reached
-    at_most: frozenset[Replicate]  # whose costs are upper bounds: no evaluation above the target came before
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """All groups, measured alike."""
-
-    measure: Measure
-    target: float | None  # nats per predicted token; None: no run trained
-    values: tuple[Values, ...]  # one a group
-
-
-def measure_all(experiment: Experiment, key: str = LOSS, target: float | None = None, baseline: int = 0) -> Measured:
-    """Measures every run that trained; `baseline` is the place of the group that gives the target.
+def measure_all(experiment: Experiment, key: str = LOSS) -> tuple[Measure, tuple[Values, ...]]:
+    """The measure that is called so, and what it and all others are of every group.
 
     Raises:
-      UserError: no run that trained logged `key`, or the target is no finite loss.
+      UserError: no run that trained logged `key`.
     """
-    if target is not None and not math.isfinite(target):
-        raise UserError(f"--target {target} is not a finite loss; give nats per predicted token, such as 2.5")
     measure, runs = find_measure(experiment, key), _trained_runs(experiment)
-    split, known = measure.split, _metrics(runs, measure.split)
-    if target is None:
-        of_baseline = [member.run for group in experiment.groups[baseline : baseline + 1] for member in group.trained if member.run]
-        losses = [final_value(run, LOSS, split) for run in of_baseline or runs]
-        target = max((loss for loss in losses if math.isfinite(loss)), default=None)
-    evaluated = [run.curves[split].own_steps for run in runs]
-    steps = functools.reduce(np.intersect1d, evaluated) if evaluated else np.array([])
-    values = tuple(_values(group, measure, target, steps, known) for group in experiment.groups)
-    return Measured(measure, target, values)
+    others = [name for name in (LOSS, *_metrics(runs, measure.split)) if name != key]
+    return measure, tuple(_values(group, measure, others) for group in experiment.groups)
+
+
+def _values(group: Group, measure: Measure, others: Sequence[str]) -> Values:
+    runs = {member.replicate: member.run for member in group.trained if member.run is not None}
+    in_parts = (measure.key, measure.split) == (LOSS, "validation")
+    return Values(
+        {replicate: measure.of(run) for replicate, run in runs.items()},
+        {replicate: run.loss_parts if in_parts else np.zeros(0) for replicate, run in runs.items()},
+        {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
+    )
 
 
 def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
@@ -132,19 +122,15 @@ def final_value(run: RecordedRun, key: str, split: str) -> float:
     return math.nan if final is None else final
 
 
-def crossing(curve: Curve, target: float, axis: str = "step") -> tuple[float, bool]:
-    """Where a curve first reaches `target`, by TARGET_RULE, and whether that is only an upper
-    bound; nan if it never does.
+def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
+    """Where a curve first reaches `target`, by RATIO_RULE; nan if it never does, or no evaluation
+    above it comes before.
     """
-    x, loss = curve.x[axis], curve.loss
-    below = np.flatnonzero(loss <= target)
-    if not len(below):
-        return math.nan, False
-    row = int(below[0])
+    row = next(iter(np.flatnonzero(loss <= target)), 0)
     if row == 0 or not math.isfinite(loss[row - 1]):
-        return float(x[row]), True
+        return math.nan
     share = (loss[row - 1] - target) / (loss[row - 1] - loss[row])
-    return float(x[row - 1] + share * (x[row] - x[row - 1])), False
+    return float(x[row - 1] + share * (x[row] - x[row - 1]))
 
 
 def sampling_error(values: Values, baseline: Values) -> float:
@@ -166,53 +152,30 @@ def sampling_error(values: Values, baseline: Values) -> float:
 
 
 def cost_ratios(group: Group, baseline: Group, split: str) -> dict[str, Estimate]:
-    """By axis, how many times as much one group takes as another to equal loss, the highest final
-    loss of both: the geometric mean over the seeds in common, with its interval by INTERVAL_RULE of
-    the logarithm. Empty where fewer than two seeds are in common, or one of them has no evaluation
-    above that loss.
+    """The ratio to equal loss by axis, by RATIO_RULE. Empty where fewer than two seeds are in
+    common, or one of the runs has no evaluation above that loss.
     """
     ours, theirs = ({each.replicate: each.run for each in of.trained if each.run} for of in (group, baseline))
     runs = [*ours.values(), *theirs.values()]
     common = [key for key in ours if key in theirs]
     if len(common) < 2:
         return {}
-    steps = functools.reduce(np.intersect1d, [run.curves[split].own_steps for run in runs])
+    steps = functools.reduce(np.intersect1d, [run.curves[split].steps for run in runs])
     target = max(final_value(run, LOSS, split) for run in runs)
-    costs = {id(run): _crossings(run.curves[split], steps, target) for run in runs}
+
+    def cost(run: RecordedRun, axis: str) -> float:
+        curve = run.curves[split]
+        kept = np.isin(curve.steps, steps)
+        return crossing(curve.x[axis][kept], curve.loss[kept], target)
+
     found = {}
     for axis in AXES:
-        pairs = [(costs[id(ours[key])][axis], costs[id(theirs[key])][axis]) for key in common]
-        if not any(is_bound or not cost > 0 for pair in pairs for cost, is_bound in pair):
-            logs = estimate([math.log(one / other) for (one, _), (other, _) in pairs])
+        pairs = [(cost(ours[key], axis), cost(theirs[key], axis)) for key in common]
+        if all(one > 0 and other > 0 for one, other in pairs):
+            logs = estimate([math.log(one / other) for one, other in pairs])
             ends = [math.exp(end) for end in (logs.mean, logs.low, logs.high)]
             found[axis] = Estimate(ends[0], ends[1], ends[2], len(common), paired=True)
     return found
-
-
-def _values(group: Group, measure: Measure, target: float | None, steps: np.ndarray, metrics: Sequence[str]) -> Values:
-    runs = {member.replicate: member.run for member in group.trained if member.run is not None}
-    level = -math.inf if target is None else target
-    crossings = {replicate: _crossings(run.curves[measure.split], steps, level) for replicate, run in runs.items()}
-    others = [name for name in (LOSS, *metrics) if name != measure.key]
-    in_parts = (measure.key, measure.split) == (LOSS, "validation")
-    return Values(
-        {replicate: measure.of(run) for replicate, run in runs.items()},
-        {replicate: run.loss_parts if in_parts else np.zeros(0) for replicate, run in runs.items()},
-        {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
-        {axis: {replicate: found[axis][0] for replicate, found in crossings.items()} for axis in AXES},
-        frozenset(replicate for replicate, found in crossings.items() if found["step"][1]),
-    )
-
-
-def _crossings(curve: Curve, steps: np.ndarray, target: float) -> dict[str, tuple[float, bool]]:
-    """By axis, `crossing` at these own steps of the run; where there is none there, its own first
-    evaluation at or below the target as an upper bound.
-    """
-    kept = np.isin(curve.own_steps, steps)
-    if not (curve.loss[kept] <= target).any():
-        kept = curve.loss <= target
-    at = Curve({axis: values[kept] for axis, values in curve.x.items()}, curve.loss[kept])
-    return {axis: crossing(at, target, axis) for axis in AXES}
 
 
 def _resolution(values: Sequence[float]) -> float:

@@ -30,7 +30,6 @@ from mhsh.text import numbered, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
 SPLITS = ("train", "validation")
-OWN_STEP = "own step"  # beside AXES where these count what a run started from: the step of the run itself
 RECORDS = ("status", "data", "parameters", "remat_policy", "code", "numerics")  # of run.json, without which no run is compared
 _COUNTED = ("post_ln", "admin", "pre_ln")  # schemes whose layers `layer_parameters` counts, but for the last norm of a stack
 _PARTS_APART = 0.5  # deviations of the parts: their mean is that near to the loss, as some parts have more tokens
@@ -51,9 +50,9 @@ class Curve:
         return len(self.loss)
 
     @property
-    def own_steps(self) -> np.ndarray:
-        """The steps of the run itself, without those that it started from."""
-        return self.x.get(OWN_STEP, self.x["step"])
+    def steps(self) -> np.ndarray:
+        """After which each row was logged."""
+        return self.x["step"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Ancestor:
     """A run that another started from, up to the step that was taken."""
 
     step: int
-    spent: Mapping[str, float]  # by axis of AXES; nan: an imported checkpoint, which has none
+    tokens: float  # that it has seen; nan: an imported checkpoint, of which that is not known
     fingerprint: str | None  # of its data
     trained_by: Mapping[str, Any]  # the `code`, the `numerics` and a user's `entries` of its run.json
     config: Config
@@ -109,16 +108,16 @@ class RecordedRun:
 
     @property
     def end(self) -> float | None:
-        """The step, its own, after which it ended: of a finished run the last of its config, of
+        """The step after which it ended: of a finished run the last of its config, of
         others the last that was logged.
         """
         if self.recorded("status") == FINISHED:
             return float(self.config.train.num_steps)
-        return max((float(curve.own_steps[-1]) for curve in self.curves.values() if len(curve)), default=None)
+        return max((float(curve.steps[-1]) for curve in self.curves.values() if len(curve)), default=None)
 
     def ends_in(self, split: str) -> bool:
         """Whether the last row of this split was logged where the run ended."""
-        steps = self.curves[split].own_steps
+        steps = self.curves[split].steps
         return len(steps) > 0 and float(steps[-1]) == self.end
 
     @property
@@ -163,20 +162,6 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
         except UserError as error:
             refused.append(str(error))
     return Loaded(tuple(runs), tuple(map(sanitize, refused)))
-
-
-def with_pretraining(run: RecordedRun) -> RecordedRun:
-    """The run with all that it started from counted on every x-axis: steps, tokens, FLOPs and
-    device seconds. An axis is nan after an imported checkpoint.
-    """
-    spent = {axis: math.fsum(parent.spent[axis] for parent in run.lineage) for axis in AXES}
-    curves = {
-        split: dataclasses.replace(curve, x={**{axis: curve.x[axis] + spent[axis] for axis in AXES}, OWN_STEP: curve.x["step"]})
-        for split, curve in run.curves.items()
-    }
-    lost = [axis for axis in AXES if math.isnan(spent[axis])]
-    line = f"{run.path}: the runs that it started from did not record {', '.join(lost)}; these axes leave it out"
-    return dataclasses.replace(run, curves=curves, problems=(*run.problems, *[sanitize(line)] * bool(lost)))
 
 
 def find_runs(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[epath.Path], list[str]]:
@@ -320,7 +305,7 @@ def _check_against_itself(path: epath.Path, config: Config, record: Mapping[str,
 def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
     return Ancestor(
         step=fields["step"],
-        spent={axis: math.nan if fields.get(axis) is None else float(fields[axis]) for axis in AXES},
+        tokens=math.nan if fields.get("tokens") is None else float(fields["tokens"]),
         fingerprint=fields.get("fingerprint"),
         trained_by={name: fields.get(name) for name in ("code", "numerics")}
         | ({"entries": fields["entries"]} if fields.get("entries") else {}),

@@ -38,7 +38,7 @@ def stability(group: Group) -> Stability | None:
     if not runs:
         return None
     spikes = {run.name: spikes_of(run.curves["train"]) for run in runs}
-    steps = sum(float(run.curves["train"].own_steps[-1]) for run in runs)
+    steps = sum(float(run.curves["train"].steps[-1]) for run in runs)
     count = sum(map(len, spikes.values()))
     highest = max(((loss, name, step) for name, found in spikes.items() for step, loss in found), default=None)
     norms = [run.curves["train"].metrics.get("grad_norm", np.empty(0))[SPIKE_ROWS:] for run in runs]
@@ -59,4 +59,4 @@ def spikes_of(curve: Curve) -> Sequence[tuple[float, float]]:
     marked = np.isfinite(curve.metrics.get("spike", np.full(len(curve), np.nan)))
     before = [curve.loss[max(0, row - SPIKE_ROWS) : row].tolist() for row in range(len(curve))]
     found = marked | np.array([is_spike(losses, loss) for losses, loss in zip(before, curve.loss.tolist(), strict=True)])
-    return [(float(curve.own_steps[row]), float(curve.loss[row])) for row in np.flatnonzero(found)]
+    return [(float(curve.steps[row]), float(curve.loss[row])) for row in np.flatnonzero(found)]

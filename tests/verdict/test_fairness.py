@@ -66,7 +66,7 @@ def base(make_shared_run: Any) -> RecordedRun:
     """A run that started from another, with everything recorded that the ledger asks for."""
     path: Path = make_shared_run("base", [3.0] * 20, [3.0, 2.0])
     (run,) = load_runs([path]).runs
-    parent = Ancestor(9, {"tokens": 900.0}, "beef", {"code": {"0": "c0de"}}, run.config)
+    parent = Ancestor(9, 900.0, "beef", {"code": {"0": "c0de"}}, run.config)
     record = run.record | {
         "weight_decayed_parameters": 120_000,
         "flops_per_token_forward": 1e6,
@@ -216,8 +216,8 @@ def test_other_validation_batches_count(base: RecordedRun) -> None:
     "entry",
     [
         {"step": 7},
-        {"spent": {"tokens": 901.0}},
-        {"spent": {"tokens": math.nan}},
+        {"tokens": 901.0},
+        {"tokens": math.nan},
         {"fingerprint": "dead"},
         {"trained_by": {"code": {"0": "edited"}}},
     ],
