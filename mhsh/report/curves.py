@@ -93,30 +93,21 @@ def _plain(value: float) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
-def places_of(columns: Columns, axis: str) -> np.ndarray:
-    """The place of every row on an axis."""
-    x = columns.x[axis]
-    if isinstance(x, int | float):
-        return x * places_of(columns, "step")
-    return _array(x)
-
-
-def run_line(curves: Curves, run: int, split: str, axis: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """Places and losses of a run, training smoothed; empty where it has no such curve."""
+def _run_line(curves: Curves, run: int, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and losses of a run, training smoothed; empty where it has no such curve."""
     curve = curves.runs[run].curves.get(split)
     if curve is None:
         return np.array([]), np.array([])
-    if split == "train" and curve.even is not None:
-        return places_of(curve.even, axis), _array(curve.even.y["loss"])
-    loss = _array(curve.rows.y["loss"])
-    return places_of(curve.rows, axis), smooth(loss) if split == "train" else loss
+    columns = curve.even if split == "train" and curve.even is not None else curve.rows
+    loss = np.array(columns.y["loss"], float)
+    return np.array(columns.x["step"], float), smooth(loss) if split == "train" and curve.even is None else loss
 
 
 def group_lines(curves: Curves, group: int, split: str) -> list[Line]:
     """The mean loss of a group against steps, where all its runs have rows; of one that is not
     averaged its runs' losses.
     """
-    lines = [line for run in curves.groups[group].runs if len((line := run_line(curves, run, split))[0])]
+    lines = [line for run in curves.groups[group].runs if len((line := _run_line(curves, run, split))[0])]
     sets = [lines] if curves.groups[group].averaged else [[line] for line in lines]
     return [_mean(each, curves.half_intervals) for each in sets if each]
 
@@ -127,7 +118,7 @@ def difference_lines(curves: Curves, group: int, split: str) -> list[Line]:
     """
     lines = []
     for run, other in curves.groups[group].pairs:
-        (x, y), (other_x, other_y) = run_line(curves, run, split), run_line(curves, other, split)
+        (x, y), (other_x, other_y) = _run_line(curves, run, split), _run_line(curves, other, split)
         both, ours, theirs = np.intersect1d(x, other_x, return_indices=True)
         if len(both):
             lines.append((both, y[ours] - other_y[theirs]))
@@ -136,22 +127,13 @@ def difference_lines(curves: Curves, group: int, split: str) -> list[Line]:
 
 def _mean(lines: Sequence[tuple[np.ndarray, np.ndarray]], half_intervals: Numbers) -> Line:
     first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    # Thinned before they are joined: sorting all rows of many runs is slow.
-    grid = _thinned(np.unique(np.concatenate([_thinned(x[(x >= first) & (x <= last)]) for x, _ in lines])))
+    grid = np.unique(np.concatenate([x[(x >= first) & (x <= last)] for x, _ in lines]))
+    if len(grid) > GRID_POINTS:
+        grid = grid[np.floor(np.linspace(0, len(grid) - 1, GRID_POINTS) + 0.5).astype(int)]
     values = np.array([np.interp(grid, x, y) for x, y in lines])
     mean, factor = values.mean(axis=0), half_intervals[len(lines)]
     half = np.full(len(grid), np.nan) if factor is None else factor * values.std(axis=0, ddof=1)
     return Line(grid, mean, mean - half, mean + half)
-
-
-def _thinned(x: np.ndarray) -> np.ndarray:
-    if len(x) <= GRID_POINTS:
-        return x
-    return x[np.floor(np.arange(GRID_POINTS) * (len(x) - 1) / (GRID_POINTS - 1) + 0.5).astype(int)]
-
-
-def _array(values: Numbers) -> np.ndarray:
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
@@ -163,20 +145,13 @@ def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """
     if len(loss) <= most:
         return np.arange(len(loss))
+    kept, finite = [np.array([0, len(loss) - 1])], np.isfinite(loss)
     edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
-    buckets = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-    finite = np.isfinite(loss)
-    low, high = np.where(finite, loss, np.inf), np.where(finite, loss, -np.inf)
-    kept = (
-        finite & (low == np.minimum.reduceat(low, edges[:-1])[buckets]),
-        finite & (high == np.maximum.reduceat(high, edges[:-1])[buckets]),
-        ~finite,
-    )
-    firsts = []
-    for rows in map(np.flatnonzero, kept):
-        # The first such row of each bucket that has one.
-        firsts.append(rows[np.unique(buckets[rows], return_index=True)[1]])
-    return np.unique(np.concatenate([[0, len(loss) - 1], *firsts]))
+    for rows in np.split(np.arange(len(loss)), edges[1:-1]):
+        known = rows[finite[rows]]
+        kept += [known[[loss[known].argmin(), loss[known].argmax()]]] if len(known) else []
+        kept.append(rows[~finite[rows]][:1])
+    return np.unique(np.concatenate(kept))
 
 
 def most_points(curves: int) -> int:
@@ -194,12 +169,6 @@ def smooth(loss: np.ndarray) -> np.ndarray:
     one of them is not finite.
     """
     width = smoothing_rows(len(loss))
-    if width == 1:
-        return loss.copy()
-    starts = np.maximum(np.arange(len(loss)) - width + 1, 0)
-    ends = np.arange(len(loss)) + 1
-    finite = np.isfinite(loss)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, loss, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    means = (sums[ends] - sums[starts]) / (ends - starts)
-    return np.where(counts[ends] - counts[starts] == ends - starts, means, np.nan)
+    before = np.pad(np.where(np.isfinite(loss), loss, np.nan), (width - 1, 0))
+    sums = np.lib.stride_tricks.sliding_window_view(before, width).sum(axis=1) if len(loss) else loss
+    return sums / np.minimum(np.arange(len(loss)) + 1, width)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -150,14 +151,15 @@ def _lay_out(figure: Figure) -> None:
         axes.set_position((left, bottom, width, height), which="original")
 
 
-def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], caption: str = "", math: bool = False) -> None:
+def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]], caption: str = "", math: bool = False) -> None:
     """Makes the figure taller by a legend below its panels, under a caption of one line, in as many
     columns as fit.
 
     Args:
-      handles: matplotlib's artists or containers, one a label.
+      entries: an artist and its label each.
       math: whether `$` in labels encloses formulas; they are then written in full.
     """
+    handles, labels = [handle for handle, _ in entries], [label for _, label in entries]
     width, height = figure.get_size_inches()
     most = int((width / (2 if width > COLUMN else 1) - _HANDLE) / _CHARACTER)  # two columns fit on a page
     longest = max((min(most, len(re.sub(r"[$^{}\\]", "", label))) for label in labels), default=1)

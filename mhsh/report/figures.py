@@ -27,9 +27,7 @@ from mhsh.text import count, shorten
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
-# As on the page: of the steps, where a steep start may leave the y-axis; rows of lines that are
-# shown whole.
-_START, _SHORT = 0.1, 12
+_START = 10  # one row of so many at the start of a line, which may be steep, may leave the y-axis
 
 
 def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
@@ -40,31 +38,27 @@ def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
     name, every = curves.splits.get(split, ""), range(len(curves.groups))
     styles = [curve_style(group.color, group.variant) for group in curves.groups]
     lines = {place: group_lines(curves, place, split) for place in every}
+    changes = {place: difference_lines(curves, place, split) for place in every}
     panels = [(lines, f"{name} loss", [reference.value for reference in curves.references])]
-    caption = "bands: 95 % intervals"
-    if curves.baseline:
-        changes = {place: difference_lines(curves, place, split) for place in every}
-        panels.append((changes, f"difference in {name} loss", [0.0]))
-        caption = f"{caption}; differences are to {curves.baseline}"
+    panels += [(changes, f"difference in {name} loss", [0.0])] * bool(curves.baseline)
     figure = Figure(figsize=(width, 2.5), layout="constrained")
     for axes, (drawn, title, levels) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, drawn, styles, is_difference=drawn is not lines)
+        _draw_panel(axes, drawn, styles, is_difference=drawn is changes)
         for value in levels:
             axes.axhline(value, color=_GREY, linestyle=":", zorder=1)
-        axes.set_title(title)
-        axes.set_ylabel("nats per token")
-        axes.set_xlabel(next(iter(curves.axes.values())))
+        axes.set(title=title, ylabel="nats per token", xlabel=next(iter(curves.axes.values())))
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     drawn = [place for place in every if lines[place]]
-    named = [place for place in drawn if place < _MOST_NAMED]
-    handles: list[Artist] = [_sample(styles[place]) for place in named]
-    labels = [curves.groups[place].name + " \u2260" * bool(curves.groups[place].unequal) for place in named]
-    if len(drawn) > len(named):
-        handles.append(Line2D([], [], color=_GREY, linewidth=1))
-        labels.append(f"{len(drawn) - len(named)} others, named on the page")
-    handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(curves.references)
-    labels += [reference.label for reference in curves.references]
-    add_legend(figure, handles, labels, shorten(caption, caption_characters(width)))
+    entries: list[tuple[Artist, str]] = [
+        (_sample(styles[place]), curves.groups[place].name + " \u2260" * bool(curves.groups[place].unequal))
+        for place in drawn
+        if place < _MOST_NAMED
+    ]
+    if others := len(drawn) - len(entries):
+        entries.append((Line2D([], [], color=_GREY, linewidth=1), f"{others} others, named on the page"))
+    entries += [(Line2D([], [], color=_GREY, linestyle=":"), reference.label) for reference in curves.references]
+    caption = f"bands: 95 % intervals{f'; differences are to {curves.baseline}' if curves.baseline else ''}"
+    add_legend(figure, entries, shorten(caption, caption_characters(width)))
     return figure
 
 
@@ -86,9 +80,8 @@ def points_figure(points: Points, width: float = COLUMN) -> Figure:
         axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
     axes.set_xlabel(points.x_title, parse_math=False)
     axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
-    handles: list[Artist] = list(map(_sample, styles))
-    handles += [Line2D([], [], color=_GREY, linestyle=":")] * len(points.references)
-    add_legend(figure, handles, [series.name for series in points.series] + [each.label for each in points.references])
+    entries = [(_sample(style), series.name) for style, series in zip(styles, points.series, strict=True)]
+    add_legend(figure, entries + [(Line2D([], [], color=_GREY, linestyle=":"), each.label) for each in points.references])
     return figure
 
 
@@ -112,8 +105,10 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
     """The lines of groups with their bands, clipped by a y-axis that shows the lines after their
     start, and of differences zero and the bands.
     """
-    each = [(place, line) for place, of_group in lines.items() for line in of_group]
-    for place, line in each:
+    shown = [np.zeros(int(is_difference))]
+    for place, line in ((place, line) for place, of_group in lines.items() for line in of_group):
+        after = slice(len(line.x) // _START, None)
+        shown += [values[after] for values in ((line.y, line.low, line.high) if is_difference else (line.y,))]
         if place >= _MOST_NAMED:
             axes.plot(line.x, line.y, color=_GREY, linewidth=0.6, alpha=0.4, zorder=1.5)
             continue
@@ -122,13 +117,7 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
         first = len(axes.lines) * every // 5 % every
         axes.fill_between(line.x, line.low, line.high, color=style.color, alpha=0.18, linewidth=0)
         axes.plot(line.x, line.y, color=style.color, linestyle=style.linestyle, marker=style.symbol, markevery=(first, every))
-    first, last = min((line.x[0] for _, line in each), default=0.0), max((line.x[-1] for _, line in each), default=0.0)
-    is_long = max((len(line.x) for _, line in each), default=0) > _SHORT
-    start = first + _START * (last - first) if is_long else first
-    shown = [(line, line.x >= min(start, line.x[len(line.x) // 2])) for _, line in each]
-    values = np.concatenate([*(line.y[rows] for line, rows in shown), [0.0] * is_difference])
-    if is_difference:
-        values = np.concatenate([values, *(band[rows] for line, rows in shown for band in (line.low, line.high))])
+    values = np.concatenate(shown)
     values = values[np.isfinite(values)]
     if len(values):
         room = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.05

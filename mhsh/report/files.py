@@ -21,7 +21,7 @@ from mhsh.report.figure_files import TEXT, figure_bytes, figure_style, pdf_bytes
 from mhsh.report.figures import curves_figure, points_figure
 from mhsh.report.html import to_html
 from mhsh.report.markdown import report_to_markdown
-from mhsh.report.report import MARK, Report, Table
+from mhsh.report.report import MARK, Report, Row, Table
 from mhsh.report.table_figures import forest_figure, map_figure
 from mhsh.report.tex import report_to_tex
 from mhsh.storage.files import make_folder, write_atomically
@@ -123,35 +123,28 @@ def to_json(report: Report) -> bytes:
 
 
 def tables_to_csv(tables: Sequence[Table]) -> bytes:
-    """A line a row of every table; of several, each line begins with its section. Text that begins
-    like a formula gets an apostrophe in front, for spreadsheets.
+    """A line a row of every table, with the columns that hold something: the numbers behind cells
+    in full, and the ends of their intervals. Text that begins like a formula gets an apostrophe in
+    front, for spreadsheets.
     """
-    parts = [{"section": [table.section] * len(table.rows)} | _columns(table) for table in tables]
-    headings = [heading for heading in dict.fromkeys(itertools.chain(*parts)) if heading != "section" or len(tables) > 1]
-    filled = [[part.get(heading, [None] * len(part["section"])) for heading in headings] for part in parts]
+    rows = [{"section": table.section} | _values(table, row) for table in tables for row in table.rows]
+    headings = [name for name in dict.fromkeys(itertools.chain(*rows)) if any(row.get(name) not in (None, "") for row in rows)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     # The last heading is the mark of files that a later report may replace. Its cells are empty.
     writer.writerow([*map(_inert, headings), MARK])
-    for row in (row for columns in filled for row in zip(*columns, strict=True)):
-        writer.writerow([*(_inert(cell) if isinstance(cell, str) else cell for cell in row), ""])
+    writer.writerows([*(_inert(row.get(name)) for name in headings), ""] for row in rows)
     return text.getvalue().encode()
 
 
-def _columns(table: Table) -> dict[str, list[object]]:
-    """The cells by heading. A column with numbers behind its cells has them in full, and beside
-    them the ends of their intervals where it has any.
-    """
-    columns: dict[str, list[object]] = {}
-    for column, cells in zip(table.columns, zip(*(row.full for row in table.rows), strict=True), strict=bool(table.rows)):
-        if all(cell.value is None for cell in cells):
-            columns[column.name] = [cell.words for cell in cells]
-            continue
-        ends = ("low", "high") if any(cell.low is not None for cell in cells) else ()
-        columns[column.name] = [cell.value for cell in cells]
-        columns |= {f"{column.name} {end}": [getattr(cell, end) for cell in cells] for end in ends}
-    return columns
+def _values(table: Table, row: Row) -> dict[str, object]:
+    """What stands in a row, by heading."""
+    found: dict[str, object] = {}
+    for column, cell in zip(table.columns, row.full, strict=True):
+        ends = {f"{column.name} low": cell.low, f"{column.name} high": cell.high}
+        found |= {column.name: cell.value, **ends} if column.numeric else {column.name: cell.words}
+    return found
 
 
-def _inert(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+def _inert(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value

@@ -30,7 +30,7 @@ _VIEWS = {GROUPS: "means with 95 % bands", RUNS: "single runs", DIFFERENCE: "dif
 
 
 def to_html(report: Report, live: bool = False) -> bytes:
-    """The page as UTF-8. A `live` one asks its server for the `live_content`."""
+    """The page as UTF-8. A `live` one asks its server for what it is now."""
     scripts = [_read_uplot("uPlot.iife.js"), *map(_read_asset, _SCRIPTS), *[_read_asset("watch.js")] * live]
     for script in scripts:
         if "</script" in script.lower() or "<!--" in script:
@@ -55,14 +55,6 @@ def to_html(report: Report, live: bool = False) -> bytes:
         )
         .encode()
     )
-
-
-def live_content(report: Report) -> bytes:
-    """What may change in a live page, as JSON: its title, its parts (HTML), and what
-    its figures draw.
-    """
-    parts = {name: str(part) for name, part in _parts(report).items()}
-    return _to_json({"title": report.title, "parts": parts, "content": _content(report)}).encode()
 
 
 def _parts(report: Report) -> dict[str, Markup]:

@@ -187,7 +187,8 @@ def picture(document: Document, kind: str) -> bytes:
         draw(axes, document)
         handles, labels = axes[0].get_legend_handles_labels()
         # Models are called as their users like; the schemes of a sweep have formulas.
-        add_legend(figure, handles, [label.removeprefix(" ") for label in labels], math="schemes" in document)
+        entries = [(handle, label.removeprefix(" ")) for handle, label in zip(handles, labels, strict=True)]
+        add_legend(figure, entries, math="schemes" in document)
         return figure_bytes(figure, kind, AUTHOR)
 
 

@@ -42,18 +42,17 @@ def title(comparison: Comparison, prefix: str = "") -> str:
         return f"{prefix}No verdict: at no {field} did all choosing runs of {format_names([name for name, _ in nowhere])} train"
     if any(finding.verdict == OTHER_UNIT for finding in findings):
         return f"{prefix}No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
-    trained = [place for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained]
+    trained = {place: own for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained}
     if not trained:
         return f"{prefix}{'No run has trained' if any(group.untrained for group in groups) else 'No run has finished'} yet"
-    means = {place: own.mean for place in trained if (own := comparison.estimates[place]) is not None}
-    best = (min if comparison.measure.lower_is_better else max)(means, key=means.__getitem__)
+    best = (min if comparison.measure.lower_is_better else max)(trained, key=lambda place: trained[place].mean)
     rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
     rivals = [place for place in rivals if _compared(comparison, best, place).difference is not None]
     if not rivals:
-        alone = f"{groups[best].name} ends at a {comparison.measure.name} of {_of(comparison.estimates[best])}"
+        alone = f"{groups[best].name} ends at a {comparison.measure.name} of {_of(trained[best])}"
         others = [group for place, group in enumerate(groups) if place not in trained]
         return _fitting(prefix, [f"{alone}; {_beside(others)}", alone] if others else [alone])
-    nearest = min(rivals, key=lambda place: abs(means[place] - means[best]))
+    nearest = min(rivals, key=lambda place: abs(trained[place].mean - trained[best].mean))
     return _fitting(prefix, _answers(comparison, best, nearest))
 
 
@@ -142,12 +141,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         yield TOO_FEW
     yield from _overlaps(groups)
     for group in groups:
-        stuck = [member for member in group.members if member.state == STUCK]
-        diverged = [member for member in group.members if member.state == DIVERGED]
-        for members, what in ((stuck, _stuck_words(group)), (diverged, "diverged")):
-            if members:
-                yield f"{group.name}: {_seed_words(members)} {what}."
-        yield from _to_try(group, stuck)
+        yield from _untrained(group)
 
 
 def cautions(comparison: Comparison, place: int) -> list[str]:
@@ -183,24 +177,22 @@ def unbounded(comparison: Comparison, place: int) -> str:
     return "the values tried give none"
 
 
-def _stuck_words(group: Group) -> str:
-    known = outcome.uninformed(group.config)
-    if known != "token frequencies":
-        return f"ended no better than {known} alone"
-    run = next((member.run for member in group.members if member.state == STUCK and member.run is not None), None)
-    entropy = None if run is None else run.recorded_number("data", "unigram_entropy")
-    return "never improved on the token frequencies" + ("" if entropy is None else f" (unigram entropy, {entropy:.3f})")
-
-
-def _to_try(group: Group, stuck: Sequence[Member]) -> Iterable[str]:
-    """What the training of the first stuck run said that one might try."""
-    run = next((member.run for member in stuck if member.run is not None), None)
-    entropy = None if run is None else run.recorded_number("data", "unigram_entropy")
-    if run is None or entropy is None:
-        return
-    loss = run.final_train if run.final_validation is None else run.final_validation
-    if loss is not None:
+def _untrained(group: Group) -> Iterable[str]:
+    """Which runs did not train, and what the training of the first stuck one said that one might
+    try.
+    """
+    stuck, diverged = ([member for member in group.members if member.state == state] for state in (STUCK, DIVERGED))
+    for run in [member.run for member in stuck if member.run is not None][:1]:
+        known, entropy = outcome.uninformed(group.config), run.recorded_number("data", "unigram_entropy")
+        loss = run.final_train if run.final_validation is None else run.final_validation
+        assert entropy is not None and loss is not None  # what tells that it is stuck
+        words = f"ended no better than {known} alone"
+        if known == "token frequencies":
+            words = f"never improved on the token frequencies (unigram entropy, {entropy:.3f})"
+        yield f"{group.name}: {_seed_words(stuck)} {words}."
         yield f"To try for {group.name}, in another folder: {outcome.what_to_try(run.config, loss, entropy)}."
+    if diverged:
+        yield f"{group.name}: {_seed_words(diverged)} diverged."
 
 
 def change_words(change: Change) -> str:
@@ -354,9 +346,7 @@ def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:
     yield from (f"{format_names(each)}: {sentence}" for sentence, each in names.items())
 
 
-def _of(own: Estimate | None) -> str:
-    if own is None:
-        return "none"
+def _of(own: Estimate) -> str:
     interval = f" (95 % interval {own.low:.3f} to {own.high:.3f}, {own.seeds} seeds)" if own.has_interval else ""
     return f"{format_loss(own.mean)}{interval}"
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from mhsh.errors import Unavailable, UserError
-from mhsh.report.html import live_content, to_html
+from mhsh.report.html import to_html
 from mhsh.report.report import Report
 from mhsh.storage.files import absolute
 from mhsh.storage.questions import entries, is_dir
@@ -35,8 +35,7 @@ class Snapshot(NamedTuple):
     """One state of the report."""
 
     page: bytes
-    content: bytes  # what `html.live_content` gives
-    tag: str  # of this content
+    tag: str  # of this page
 
 
 class Watched:
@@ -70,10 +69,8 @@ class Watched:
             files = {str(path): _files(path) for path in looked}, refused
             if self._newest is None or files != self._seen:
                 start = time.monotonic()
-                report = self._compute()
-                content = live_content(report)
-                tag = f'"{hashlib.sha256(content).hexdigest()}"'
-                self._newest, self._seen = Snapshot(to_html(report, live=True), content, tag), files
+                page = to_html(self._compute(), live=True)
+                self._newest, self._seen = Snapshot(page, f'"{hashlib.sha256(page).hexdigest()}"'), files
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)
             return self._newest
@@ -134,17 +131,15 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0]):
             return self._tell(HTTPStatus.MISDIRECTED_REQUEST, f"this server is called {server.address}")
-        if self.path not in ("/", "/update"):
+        if self.path != "/":
             return self._tell(HTTPStatus.NOT_FOUND, "there is nothing but / here")
         try:
             snapshot = server.watched.newest()
         except (UserError, Unavailable, OSError) as error:
             return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        if self.path == "/":
-            return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page)
         if self.headers.get("If-None-Match") == snapshot.tag:
-            return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", b"", snapshot.tag)
-        return self._answer(HTTPStatus.OK, "application/json", snapshot.content, snapshot.tag)
+            return self._answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", b"", snapshot.tag)
+        return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page, snapshot.tag)
 
     def _tell(self, status: HTTPStatus, sentence: str) -> None:
         self._answer(status, "text/plain; charset=utf-8", sentence.encode(errors="replace"))

@@ -118,14 +118,20 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
         *([] if SHAPE in treatment else [settings(SHAPE)]),
         row(_TOKENS, Effect.LOSS, lambda run: _whole(run.spent("tokens"))),
         record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
-        *(record(f"{part} parameters", _part_effect(part), "parameters", part) for part in _keys_of(runs, "parameters")),
+        *(
+            record(
+                f"{part} parameters", Effect.SIZE if part in ("total", "encoder", "decoder") else Effect.NONE, "parameters", part
+            )
+            for part in _keys_of(runs, "parameters")
+        ),
         record("weight-decayed parameters", Effect.SIZE, "weight_decayed_parameters"),
         record("forward FLOPs a token", Effect.NONE, "flops_per_token_forward"),
         *(settings(what) for what in get_args(ConfigRow) if what not in _OWN_ROWS),
         row("start", Effect.LOSS, lambda run: _start(run, treatment)),
         row("training seeds", Effect.NONE, lambda run: run.config.train.seed),
         row("code that decides losses", Effect.LOSS, lambda run: _by_step(run.record["code"])),
-        row("files of your own", _files_effect(runs), _files),
+        # One name must not mean two things. Entries of different names are compared by the config.
+        row("files of your own", Effect.LOSS if other_files(runs) else Effect.NONE, _files),
         row("numeric settings", Effect.LOSS, _numerics),
         record("code revision", Effect.CLOCK, "git_revision"),
         record("devices", Effect.CLOCK, "devices"),
@@ -220,10 +226,6 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return [value for _, value in sorted({json.dumps(value, sort_keys=True): value for value in values}.items())]
 
 
-def _part_effect(part: str) -> Effect:
-    return Effect.SIZE if part in ("total", "encoder", "decoder") else Effect.NONE
-
-
 def _settings(config: Config, row: str, without: Sequence[str] = ()) -> str:
     """`name value, name value` of the config's fields that the schema puts into this row, or for
     SHAPE of those whose role it is; but for those of `without`.
@@ -276,11 +278,6 @@ def _files(run: RecordedRun) -> str:
     return ", ".join(f"{entry['name']}: {entry['file']} {entry['sha256'][:12]}" for entry in entries) or "none"
 
 
-def _files_effect(runs: Sequence[RecordedRun]) -> Effect:
-    """One name must not mean two things. Entries of different names are compared by the config."""
-    return Effect.LOSS if other_files(runs) else Effect.NONE
-
-
 def _whole(number: float | None) -> int | None:
     return None if number is None or math.isnan(number) else int(number)
 
@@ -289,13 +286,11 @@ def _hash_of_order(runs: Sequence[RecordedRun]) -> Callable[[RecordedRun], str |
     """What hashes the checksums of a run's batches at the steps for which all of these runs logged
     one. It gives None if there are no such steps.
     """
-    steps = functools.reduce(_common, [run.batches["step"] for run in runs])
+    steps = functools.reduce(np.intersect1d, [run.batches["step"] for run in runs])
     width = max(run.batches["checksum"].itemsize for run in runs)
 
     def digest(run: RecordedRun) -> str | None:
-        checksums = run.batches["checksum"]
-        if len(steps) < len(checksums):
-            checksums = checksums[np.isin(run.batches["step"], steps, assume_unique=True)]
+        checksums = run.batches["checksum"][np.isin(run.batches["step"], steps, assume_unique=True)]
         # Of one width in all runs, so that equal checksums are equal bytes.
         return hashlib.sha256(checksums.astype(f"S{width}").tobytes()).hexdigest()[:16] if len(steps) else None
 
@@ -323,10 +318,6 @@ def _in_mid_run(clock: Any) -> str | None:
         if len(set(texts.values())) > 1:
             lines.append(f"{path.removeprefix('run.')} {_by_step(texts)}")
     return "; ".join(lines) or "none"
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return one if np.array_equal(one, other) else np.intersect1d(one, other, assume_unique=True)
 
 
 def _keys_of(runs: Sequence[RecordedRun], section: str) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -111,3 +114,9 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
 
 def _planted_curve(step: np.ndarray, metrics: Mapping[str, np.ndarray]) -> DrawnCurve:
     return drawn_curve({"step": step, "tokens": 512 * step, "seconds": 0.1 * step + 0.01 * np.sqrt(step)}, metrics, most=5000)
+
+
+def content_of(page: str) -> Any:
+    """What the scripts of a page read."""
+    (found,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', page)
+    return json.loads(found)

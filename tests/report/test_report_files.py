@@ -65,7 +65,7 @@ def test_the_csv_of_a_table_holds_its_numbers_in_full() -> None:
     cells = (TableCell("2.103", "*", "2.010 to 2.196", value=2.1034567, low=2.01, high=2.196), TableCell("not known"))
     table = Table(
         "",
-        (Column("group"), Column("loss"), Column("note")),
+        (Column("group"), Column("loss", numeric=True), Column("note")),
         tuple(Row((name, cell, "x")) for name, cell in zip("ab", cells, strict=True)),
     )
     rows = list(csv.reader(io.StringIO(tables_to_csv([table]).decode())))

@@ -11,7 +11,6 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,11 +20,11 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from mhsh.report.curves import difference_lines, group_lines
-from mhsh.report.html import live_content, to_html
+from mhsh.report.html import to_html
 from mhsh.report.report import MARK, Report
 from mhsh.text import sanitize
 from tests.report.browser import PROGRAM, Browser
-from tests.report.reports import planted_report
+from tests.report.reports import content_of, planted_report
 
 # Names that mean something to HTML, to templates, to JSON in a script, and to a reader's eye.
 EVIL = (
@@ -44,11 +43,6 @@ def report() -> Report:
 def without_scripts(text: str) -> str:
     """The page without its scripts, whose own text holds all kinds of things."""
     return re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-
-
-def content_of(text: str) -> Any:
-    (found,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', text)
-    return json.loads(found)
 
 
 def test_the_page_is_one_small_file_with_everything_in_it(report: Report) -> None:
@@ -118,14 +112,7 @@ def test_the_policy_names_the_very_scripts_and_styles_of_the_page(report: Report
         for tag in ("script", "style"):
             for content in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL):
                 assert base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() in policy
-        assert ("/update" in text) == live
-
-
-def test_the_live_content_is_the_parts_and_the_figures_of_the_page(report: Report) -> None:
-    live, made = to_html(report, live=True).decode(), json.loads(live_content(report))
-    assert made["title"] == report.title and set(made["parts"]) == {"claim", "controls", "more", "notes", "figures", "tables"}
-    assert all(f'id="{place}"' in live and part in live for place, part in made["parts"].items())
-    assert made["content"] == content_of(live)
+        assert ('fetch("/"' in text) == live
 
 
 def test_a_report_without_curves_is_a_page(report: Report) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from mhsh.errors import UserError
 from mhsh.report.report import Report
 from mhsh.report.watch import LOOPBACK, Server, Watched
 from tests.report.browser import PROGRAM, Browser
-from tests.report.reports import planted_report
+from tests.report.reports import content_of, planted_report
 
 
 class Grows:
@@ -67,7 +66,7 @@ def serve() -> Iterator[Callable[[Watched], Server]]:
 
 
 def ask(
-    server: Server, path: str = "/update", method: str = "GET", host: str | None = None, **headers: str
+    server: Server, path: str = "/", method: str = "GET", host: str | None = None, **headers: str
 ) -> tuple[http.client.HTTPResponse, bytes]:
     connection = http.client.HTTPConnection(LOOPBACK, server.server_port, timeout=60)
     connection.request(method, path, headers={"Host": host or f"{LOOPBACK}:{server.server_port}", **headers})
@@ -79,16 +78,13 @@ def ask(
 
 def test_it_answers_what_its_page_asks_and_nothing_else(grows: Grows, serve) -> None:
     server = serve(Watched([grows.folder], grows))
-    page, body = ask(server, "/")
+    page, body = ask(server)
     assert (page.status, page.getheader("Content-Type")) == (200, "text/html; charset=utf-8")
     assert b"6x4 post_ln ended lowest" in body
     assert page.getheader("Content-Security-Policy") == "frame-ancestors 'none'"
     assert page.getheader("X-Content-Type-Options") == "nosniff"
     assert page.getheader("Access-Control-Allow-Origin") is None
-    update, body = ask(server)
-    assert (update.status, update.getheader("Content-Type")) == (200, "application/json")
-    assert "6x4 post_ln ended lowest" in json.loads(body)["parts"]["claim"]
-    for path in ("/favicon.ico", "/update/", "/update?x", "/../config.json", "/%2e%2e/", "http://example.org/"):
+    for path in ("/favicon.ico", "/update", "/?x", "/../config.json", "/%2e%2e/", "http://example.org/"):
         assert ask(server, path)[0].status == 404
     for method in ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
         assert ask(server, "/", method)[0].status == 501
@@ -108,7 +104,7 @@ def test_it_answers_what_its_page_asks_and_nothing_else(grows: Grows, serve) -> 
     ],
 )
 def test_only_callers_that_know_it_as_this_machine_are_answered(grows: Grows, serve, host: str, status: int) -> None:
-    response, body = ask(serve(Watched([grows.folder], grows)), "/", host=host)
+    response, body = ask(serve(Watched([grows.folder], grows)), host=host)
     assert response.status == status
     assert (b"loss" in body) == (status == 200)
 
@@ -139,7 +135,7 @@ def test_it_computes_and_sends_when_a_file_has_changed(grows: Grows, serve) -> N
     grows.write(30)
     grown, body = ask(server, **{"If-None-Match": tag})
     assert (grown.status, grows.times) == (200, 2) and grown.getheader("ETag") != tag
-    assert len(json.loads(body)["content"]["runs"][5]["curves"]["train"]["rows"]["y"]["loss"]) == 30
+    assert len(content_of(body.decode())["runs"][5]["curves"]["train"]["rows"]["y"]["loss"]) == 30
 
 
 @pytest.mark.parametrize("rest", [0.0, 1e6])
@@ -182,4 +178,4 @@ def test_in_a_browser_the_curves_grow_and_the_reader_keeps_their_place(grows: Gr
         assert browser.evaluate("document.getElementById('table1-fold').open")
         assert browser.evaluate("document.querySelector('.problems').textContent").strip().endswith("is cut short in line 30")
         assert browser.complaints() == []
-        assert set(browser.requests()) == {server.address, f"{server.address}update"}
+        assert set(browser.requests()) == {server.address}

@@ -75,7 +75,7 @@ window.report = {};
 
   // The mean of several lines where all of them have rows, with the interval that mhsh/report/curves.py gives.
   const mean = lines => {
-    const x = thinned(ascending(lines.flatMap(line => thinned(within(lines, line.x)))));
+    const x = thinned(ascending(lines.flatMap(line => within(lines, line.x))));
     const values = lines.map(line => interpolated(line, x));
     const factor = report.content.half_intervals[lines.length];
     const result = { x, y: [], low: [], high: [], rows: Math.max(...lines.map(line => line.rows)) };

@@ -21,19 +21,20 @@
     if (focus >= 0) (focusable(part)[focus] || document.body).focus({ preventScroll: true });
   }
 
-  function take({ title, parts, content }) {
+  function take(page) {
+    const parts = all(page, "[data-part]");
     // The first rows of the runs bring parts that the page does not have yet.
-    if (!Object.keys(parts).every(place => document.getElementById(place))) return location.reload();
-    document.title = title;
-    Object.entries(parts).forEach(([place, html]) => show(place, html));
-    document.dispatchEvent(new CustomEvent("report-content", { detail: content }));
+    if (!parts.every(part => document.getElementById(part.id))) return location.reload();
+    document.title = page.title;
+    parts.forEach(part => show(part.id, part.innerHTML));
+    document.dispatchEvent(new CustomEvent("report-content", { detail: JSON.parse(page.getElementById("content").textContent) }));
   }
 
   async function ask() {
     try {
-      const answer = await fetch("/update", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+      const answer = await fetch("/", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
       if (answer.status === 200) {
-        take(await answer.json());
+        take(new DOMParser().parseFromString(await answer.text(), "text/html"));
         tag = answer.headers.get("ETag");
         live.textContent = "Live: last change seen at " + new Date().toLocaleTimeString() + ".";
       } else if (answer.status !== 304) {
