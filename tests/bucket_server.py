@@ -29,20 +29,33 @@ def with_generations(handler: Any) -> Any:
     """
 
     def run(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
+        generation, upload = _generation(request, storage), request.query.get("upload_id", [None])[0]
+        if upload in _FINISHED:
+            response.json(storage.get_file_obj(request.params["bucket_name"], request.query["name"][0]))
+        elif request.query.get("ifGenerationMatch", [generation])[0] != generation:
+            response.status = HTTPStatus.PRECONDITION_FAILED
+        elif request.query.get("ifGenerationNotMatch", [None])[0] == generation != "0":
+            response.status = HTTPStatus.NOT_MODIFIED
+        else:
+            if handler in (objects.get, objects.download):
+                response["x-goog-generation"] = generation
+            handler(request, response, storage, *args, **kwargs)
+            if upload is not None and response.status == HTTPStatus.OK:
+                _FINISHED.add(upload)
+
+    return run
+
+
+def one_at_a_time(handler: Any) -> Any:
+    """The handler, called by one thread at a time, after the whole request has come: a client that
+    stops in the middle of it holds nobody up.
+    """
+
+    def run(request: Any, *args: Any, **kwargs: Any) -> None:
+        if request.method in ("POST", "PUT", "PATCH"):
+            _ = request.data  # kept by the request
         with _ONE_AT_A_TIME:
-            generation, upload = _generation(request, storage), request.query.get("upload_id", [None])[0]
-            if upload in _FINISHED:
-                response.json(storage.get_file_obj(request.params["bucket_name"], request.query["name"][0]))
-            elif request.query.get("ifGenerationMatch", [generation])[0] != generation:
-                response.status = HTTPStatus.PRECONDITION_FAILED
-            elif request.query.get("ifGenerationNotMatch", [None])[0] == generation != "0":
-                response.status = HTTPStatus.NOT_MODIFIED
-            else:
-                if handler in (objects.get, objects.download):
-                    response["x-goog-generation"] = generation
-                handler(request, response, storage, *args, **kwargs)
-                if upload is not None and response.status == HTTPStatus.OK:
-                    _FINISHED.add(upload)
+            handler(request, *args, **kwargs)
 
     return run
 
@@ -60,7 +73,8 @@ def _handlers() -> Iterator[tuple[str, dict[str, Any]]]:
         objects.compose: compose
     }
     for pattern, methods in server.HANDLERS:
-        yield pattern, {name: with_generations(wrapped[each]) if each in wrapped else each for name, each in methods.items()}
+        handlers = {name: with_generations(wrapped[each]) if each in wrapped else each for name, each in methods.items()}
+        yield pattern, {name: one_at_a_time(each) for name, each in handlers.items()}
 
 
 def compose(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
@@ -82,6 +96,7 @@ def compose(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any
 def main() -> None:
     """Serves until it is stopped."""
     server.HANDLERS = tuple(_handlers())
+    server.server.HTTPServer = server.server.ThreadingHTTPServer  # or a client that stops while it reads stops them all
     server.create_server("127.0.0.1", int(sys.argv[1]), in_memory=True, default_bucket=sys.argv[2]).run()
 
 
