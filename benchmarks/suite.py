@@ -258,7 +258,7 @@ def chosen_stages(known: Sequence[Stage], only: str | None) -> list[Stage]:
     wanted = names if only is None else only.split(",")
     for name in wanted:
         if name not in names:
-            raise UserError(f"--only={only}: there is no stage {name!r}; allowed: {', '.join(names)}")
+            raise UserError(f"--only={only}: unknown stage {name!r}; allowed: {', '.join(names)}")
     return [stage for stage in known if stage.name in wanted]
 
 

@@ -42,5 +42,5 @@ def listed(texts: str | Sequence[str]) -> list[str]:
     """
     found = [texts] if isinstance(texts, str) else list(texts)
     if not found:
-        raise UserError("there is no text; give one at least")
+        raise UserError("no text was given; give at least one")
     return [checked(text, f"text {number}") for number, text in enumerate(found, 1)]

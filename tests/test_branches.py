@@ -75,7 +75,7 @@ def test_a_branch_of_a_run_that_diverged_before_has_diverged(trunk, corpus, tmp_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["--config.train.start_from={trunk}@13"], "there is no checkpoint of step 13; it has 12, 24, 36"),
+        (["--config.train.start_from={trunk}@13"], "the run has no checkpoint of step 13; it has 12, 24, 36"),
         (["--config.train.start_from={trunk}@36"], "names step 36; allowed with train.num_steps = 18: 1 to 17"),
         (["--config.train.seed=5"], "train.seed is 0 there and 5 here; a branch can only have another schedule"),
         (["--config.optimizer.decay_steps=8"], "the learning rate of step 11 is"),

@@ -179,7 +179,7 @@ def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):
     assert main(["train", "--config=quickstart:6l4h_post_ln", *child.split()]) == 2
     assert "runs/gated has the residual scheme 'gated' of mine.py" in capsys.readouterr().err
     assert main(["work", "sweep"]) == 2
-    assert "there is no residual scheme 'gated'" in capsys.readouterr().err
+    assert "unknown residual scheme 'gated'" in capsys.readouterr().err
     assert main(["inspect", "counting:300"]) == 2
     assert "or add your own (--with=FILE.py)" in capsys.readouterr().err
 

@@ -44,7 +44,7 @@ def chosen(peers: str | None, allowed: Sequence[str]) -> list[str]:
     names = [name.strip() for name in peers.split(",")] if peers is not None else []
     for index, name in enumerate(names):
         if name not in allowed:
-            raise UserError(f"--peer={peers}: there is no peer {name!r} here; allowed: {', '.join(allowed)}")
+            raise UserError(f"--peer={peers}: unknown peer {name!r}; allowed: {', '.join(allowed)}")
         if name in names[:index]:
             raise UserError(f"--peer={peers} names {name} twice; name it once")
     return names

@@ -46,8 +46,8 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
     else:
         if not exists(expanded(what)):
             raise UserError(
-                f"there is no {what}; name a file, a folder, a source such as 'text:corpus/*.txt' (mhsh configs), or add your own "
-                f"({WITH})"
+                f"{what} does not exist; name a file, a folder, a source such as 'text:corpus/*.txt' (mhsh configs), or add your "
+                f"own ({WITH})"
             )
         lines = _of_folder(what, vocab, lowercase)
     for line in lines:

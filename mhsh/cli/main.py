@@ -116,7 +116,7 @@ def _run(arguments: list[str]) -> int:
         raise UserError(f"{command} is not an argument of mhsh; see mhsh --help")
     if command not in NAMES:
         hint = nearest(command, NAMES)
-        raise UserError(f"there is no command {command!r}; {hint}{'' if hint[-1] == '?' else ';'} mhsh --help lists all")
+        raise UserError(f"unknown command {command!r}; {hint}{'' if hint[-1] == '?' else ';'} mhsh --help lists all")
     from mhsh.cli.parser import parse
 
     run = parse(command, rest)

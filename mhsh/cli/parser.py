@@ -230,7 +230,7 @@ def _chosen(command: str, arguments: list[str]) -> tuple[HelpPage | None, list[s
         for page in known.values():
             page.app().help_print()
         return None, []
-    hint = f"there is no {kind!r}; {nearest(kind, known)}" if kind else f"it needs one of {', '.join(known)}"
+    hint = f"unknown kind {kind!r}; {nearest(kind, known)}" if kind else f"it needs one of {', '.join(known)}"
     raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
 
 

@@ -109,7 +109,7 @@ class Registry(Generic[Entry]):
     def refuse(self, name: str, names: Iterable[str]) -> NoReturn:
         """Raises the UserError of a name that is none of `names`."""
         hint = nearest(name, names)
-        raise UserError(f"there is no {self.kind} {name!r}; {hint}{'' if hint[-1] == '?' else ';'} one of your own needs {WITH}")
+        raise UserError(f"unknown {self.kind} {name!r}; {hint}{'' if hint[-1] == '?' else ';'} one of your own needs {WITH}")
 
     def check(self, name: str, recorded: Iterable[Mapping[str, Any]], folder: object) -> str:
         """Whether the entry is the one that a run recorded (`record`). Returns what differs; empty:

@@ -45,7 +45,7 @@ def load(name: str) -> ModuleType:
     """The module of the config file `name`, such as bert. Raises UserError where there is none."""
     if name not in shipped_names():
         names = ", ".join(shipped_names())
-        raise UserError(f"there is no config {name!r}; there are {names}, and any FILE.py:VARIANT; mhsh configs lists all")
+        raise UserError(f"unknown config {name!r}; there are {names}, and any FILE.py:VARIANT; mhsh configs lists all")
     return importlib.import_module(f"{__name__}.{name}")
 
 

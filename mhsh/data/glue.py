@@ -158,7 +158,7 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
         widths = {len(layout) for layout in task.headerless}
     elif missing:
         raise UserError(
-            f"{path} line 1 is not a header of {task.folder}: there is no column {missing[0]!r}; fetch the original file again, or "
+            f"{path} line 1 is not a header of {task.folder}: {missing[0]!r} is missing; fetch the original file again, or "
             "name another task"
         )
     texts = [columns.index(name) for name in task.texts]

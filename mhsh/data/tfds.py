@@ -98,7 +98,7 @@ def _open(name: str) -> tuple[PreparedSplit, str | None]:
     builder, split = _builder(match["dataset"]), match["split"] or _DEFAULT_SPLIT
     whole = split.partition("[")[0]
     if whole not in builder.info.splits:
-        raise UserError(f"tfds:{name}: there is no split {whole!r}; allowed: {', '.join(builder.info.splits)}")
+        raise UserError(f"tfds:{name}: unknown split {whole!r}; allowed: {', '.join(builder.info.splits)}")
     try:
         count = builder.info.splits[split].num_examples
     except ValueError as error:

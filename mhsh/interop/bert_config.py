@@ -136,7 +136,7 @@ def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
     where it cannot be read, or is of a model that mhsh has not.
     """
     if not exists(path):
-        raise UserError(f"there is no {path}; without it the weights mean nothing: fetch it into the folder of the weights")
+        raise UserError(f"{path} does not exist; without it the weights mean nothing: fetch it into the folder of the weights")
     content = read_object(path)
     with importing(path, "mhsh imports BERT encoders alone, with the config.json that they were saved with"):
         config = msgspec.convert(content, BertConfig)

@@ -30,7 +30,7 @@ def describe_checkpoint(folder: Path) -> Iterator[str]:
     yield from notes
     vocabulary = read_vocabulary(folder)
     if vocabulary is None:
-        yield "there is no vocab.txt and no tokenizer.json: mhsh import takes the vocabulary of --config.data.vocab_path"
+        yield "vocab.txt and tokenizer.json are missing: mhsh import takes the vocabulary of --config.data.vocab_path"
         return
     case = {True: "in lower case", False: "cased", None: "which does not say whether it lowers case"}[vocabulary.lowercase]
     yield f"tokenizer: WordPiece of {len(vocabulary.tokens):,} tokens, {case}"

@@ -59,7 +59,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         elif settings.tokenizer_class not in _BERTS:
             raise ValueError(
                 f"{TOKENIZER_CONFIG_FILE} has tokenizer_class = {settings.tokenizer_class!r:.60}, none of {', '.join(_BERTS)}, and "
-                f"there is no {TOKENIZER_FILE} that would say how it splits a text"
+                f"no {TOKENIZER_FILE} says how it splits a text"
             )
         vocabularies = {tokens for tokens, _ in said if tokens}
         cases = {lowercase for _, lowercase in said if lowercase is not None}
@@ -131,7 +131,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     path, byte_tokenizer = folder / TOKENIZER_FILE, ByteTokenizer()
     if not exists(path):
-        raise UserError(f"there is no {path}; without it the weights mean nothing: put the one that they were trained with there")
+        raise UserError(
+            f"{path} does not exist; without it the weights mean nothing: put the one that they were trained with there"
+        )
     parts, own = read_object(path), json.loads(byte_tokenizer.as_library().to_str())
     if all(parts.get(part) == own[part] for part in ("model", "normalizer", "pre_tokenizer")):
         return byte_tokenizer

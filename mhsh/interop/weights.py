@@ -84,7 +84,7 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
     """
     if not exists(source):
         raise UserError(
-            f"there is no {source}; mhsh downloads nothing: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}"
+            f"{source} does not exist; mhsh downloads nothing: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}"
         )
     if is_dir(source) and not exists(source / WEIGHTS_FILE):
         if exists(source / INDEX_FILE):

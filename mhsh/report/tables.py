@@ -25,7 +25,7 @@ from mhsh.verdict.stability import QUANTILES
 _MARKS = {LOWER: "\u25bc", HIGHER: "\u25b2", UNTRAINED: "\u2020"}
 _MARK_NOTE = "\u25bc significantly lower, \u25b2 significantly higher than the baseline."
 _MOVED_NOTE = "Around: the difference with what values between those tried may hide; its interval holds the measured one, too."
-_UNTRAINED_NOTE = "\u2020 Not all runs trained: a difference of those that did is no verdict."
+_UNTRAINED_NOTE = "\u2020 Not all runs trained, so the difference between those that did is not a verdict."
 _INTERVAL_NOTE = "95 % intervals follow the values."
 _MAP_NOTE = "Means over the seeds that choose; \u25c6 is the best of its row."
 _Grid = Mapping[float, Mapping[Replicate, float]]  # losses by the value of a tuned field

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0]):
             return self._tell(HTTPStatus.MISDIRECTED_REQUEST, f"this server is called {server.address}")
         if self.path != "/":
-            return self._tell(HTTPStatus.NOT_FOUND, "there is nothing but / here")
+            return self._tell(HTTPStatus.NOT_FOUND, "the report is at /")
         try:
             snapshot = server.watched.newest()
         except (UserError, Unavailable, OSError) as error:

@@ -185,7 +185,7 @@ def _check_login(bucket: str, server: str) -> None:
         with one_try():
             fsspec.filesystem("gs").call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
     except FileNotFoundError:
-        raise Refused(f"there is no bucket gs://{bucket}; make it, or correct the name") from None
+        raise Refused(f"the bucket gs://{bucket} does not exist; make it, or correct the name") from None
 
 
 @contextlib.contextmanager

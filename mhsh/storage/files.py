@@ -193,7 +193,7 @@ def check_new_file(flag: str, path: str | Path | None) -> None:
         raise UserError(f"{flag}={path} exists, and nothing is overwritten; choose another file")
     check_writable(flag, path)
     if not Path(path).absolute().parent.is_dir():
-        raise UserError(f"{flag}={path}: there is no folder {Path(path).absolute().parent}; make it, or choose another file")
+        raise UserError(f"{flag}={path}: the folder {Path(path).absolute().parent} does not exist; make it, or choose another file")
 
 
 def check_writable(flag: str, path: str | Path) -> None:
@@ -262,7 +262,7 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
     try:
         content = whole_file(path)
     except FileNotFoundError as error:
-        raise MissingFile(f"there is no {path}") from error
+        raise MissingFile(f"{path} does not exist") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     return parse_object(content, str(path))

@@ -60,7 +60,7 @@ def branch(folder: RunFolder, config: Config) -> None:
         raise UserError(f"{folder.path} diverged: its first steps are those of {trunk.path}, which diverged before step {step}")
     if used is None:
         has = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
-        raise UserError(f"train.start_from = {config.train.start_from!r}: there is no checkpoint of step {step}; {has}")
+        raise UserError(f"train.start_from = {config.train.start_from!r}: the run has no checkpoint of step {step}; {has}")
     other_file = check_recorded(config, record, trunk.path, REGISTRIES)
     if other_file:
         again = f"put that file back, or start from {point[0]} without a step"

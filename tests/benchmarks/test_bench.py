@@ -89,7 +89,7 @@ def test_compiling(tmp_path):
     ("arguments", "message"),
     [
         (["train", BERT, "--peer=torch-eager,torch-eager"], "names torch-eager twice"),
-        (["train", BERT, "--peer=tensorflow"], "there is no peer 'tensorflow' here; allowed: torch-eager"),
+        (["train", BERT, "--peer=tensorflow"], "unknown peer 'tensorflow'; allowed: torch-eager"),
         (["input", TRANSLATION], "model.objective = 'translation' masks nothing"),
         (["train", BERT, "--nothing"], "--nothing is not an argument of train"),
     ],

@@ -34,7 +34,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert told(chosen, tmp_path) == [("bad", None), ("bad", "failed"), ("elsewhere", "not here"), ("good", None), ("good", "done")]
     failed = outcome(BAD, tmp_path)
     assert failed is not None
-    assert failed.reason.startswith("exit status 2: mhsh: there is no command 'trian'")
+    assert failed.reason.startswith("exit status 2: mhsh: unknown command 'trian'")
     assert outcome(ELSEWHERE, tmp_path) is None
     assert told(chosen, tmp_path) == [("bad", None), ("bad", "failed"), ("elsewhere", "not here"), ("good", "done")]
     assert (tmp_path / "good.log").read_text().startswith("mhsh ")
@@ -60,7 +60,7 @@ def test_every_stage_is_a_command_with_valid_configs(size):
 def test_a_stage_that_does_not_exist(tmp_path, capsys):
     assert main([f"--out={tmp_path / 'measured'}", "--size=tiny", "--only=nix"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("benchmarks.suite: --only=nix: there is no stage 'nix'; allowed: train-large, ")
+    assert error.startswith("benchmarks.suite: --only=nix: unknown stage 'nix'; allowed: train-large, ")
     assert error.count("\n") == 1
     assert not (tmp_path / "measured").exists()
 

@@ -91,7 +91,7 @@ def test_a_checkpoint(tmp_path: Path, capsys) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = inspect(capsys, tmp_path)
     assert "BertForSequenceClassification: 2 layers x 4 heads of 4, D = 16, F = 32, 64 positions" in said
-    assert "there is no vocab.txt" in said
+    assert "vocab.txt and tokenizer.json are missing" in said
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
     assert "\ntokenizer: WordPiece of" in inspect(capsys, tmp_path)
 

@@ -192,7 +192,7 @@ def test_a_shipped_config_from_anywhere(elsewhere: Path, config: str) -> None:
 
 @pytest.mark.parametrize("name", ["brt", "base", "brt:2l8h", "__init__"])
 def test_a_name_that_is_no_shipped_config(name: str) -> None:
-    with pytest.raises(UserError, match=r"there is no config .*; there are bert, .*, and any FILE.py:VARIANT"):
+    with pytest.raises(UserError, match=r"unknown config .*; there are bert, .*, and any FILE.py:VARIANT"):
         configs.load_fields(name)
 
 

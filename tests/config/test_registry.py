@@ -30,7 +30,7 @@ def test_names_are_known_without_a_list(registry: Registry) -> None:
     names = registry.names()
     assert len(names) == len(set(names)) > 3 and all(name in registry for name in names)
     assert "none_of_them" not in registry and registry.get("none_of_them") is None
-    with pytest.raises(UserError, match=f"there is no {registry.kind} 'none_of_them'; allowed: {names[0]}"):
+    with pytest.raises(UserError, match=f"unknown {registry.kind} 'none_of_them'; allowed: {names[0]}"):
         registry["none_of_them"]
 
 

@@ -229,7 +229,7 @@ def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
             f"text:{bucket}/none*.txt",
             rf"^data\.source = 'text:{bucket}/none\*\.txt' matches no file; correct the bucket or the glob",
         ),
-        ("text:gs://nowhere/*.txt", "there is no bucket gs://nowhere; make it, or correct the name"),
+        ("text:gs://nowhere/*.txt", "the bucket gs://nowhere does not exist; make it, or correct the name"),
         ("text:gs://", "^gs:// names no bucket; write gs://BUCKET/NAME"),
         (f"text:{bucket}/latin.txt", rf"^{bucket}/latin\.txt line 1 is not UTF-8"),
         (f"text:{bucket}/broken.txt.gz", rf"^{bucket}/broken\.txt\.gz is damaged and cannot be unpacked"),
@@ -239,8 +239,8 @@ def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
             list(documents(source))
         assert "\n" not in str(raised.value)
     for vocab, complaint in (
-        (f"{bucket}/v.txt", f"there is no vocabulary at {bucket}/v.txt"),
-        (bucket, f"there is no vocabulary at {bucket}"),  # an object has no folders
+        (f"{bucket}/v.txt", f"the vocabulary {bucket}/v.txt does not exist"),
+        (bucket, f"the vocabulary {bucket} does not exist"),  # an object has no folders
     ):
         for read in (lambda path: load_wordpiece(path, lowercase=True), load_subword):
             with pytest.raises(UserError, match=complaint):
@@ -249,7 +249,7 @@ def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
         read_squad(f"{bucket}/squad.json")
     with pytest.raises(UserError, match=rf"there is neither {bucket}/CoLA/dev\.tsv nor dev\.tsv\.gz"):
         find_file(find_task("cola"), bucket, "dev.tsv")
-    with pytest.raises(UserError, match=r"there is no bucket gs://nowhere; make it"):
+    with pytest.raises(UserError, match=r"the bucket gs://nowhere does not exist; make it"):
         load_corpus(with_rows(pretraining_config(), "gs://nowhere/x"), None)
 
 

@@ -68,7 +68,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
 MALFORMED = [
     ("rte", b"", "is empty"),
     ("rte", content(RTE + " label"), "has no examples"),
-    ("rte", content("sentence label", "fine|1"), "line 1 is not a header of RTE: there is no column 'sentence1'"),
+    ("rte", content("sentence label", "fine|1"), "line 1 is not a header of RTE: 'sentence1' is missing"),
     ("rte", content(RTE + " label", "0|A.|B.|entailment", "1|A."), "line 3 has 2 columns instead of 4"),
     ("stsb", content("", "a|b|c|d|1.0|A.|B.|e"), "line 1 has 8 columns instead of 7 or 9"),
     ("rte", content(RTE + " label", "0|A.|B.|neutral"), "line 2 has the label 'neutral', which is none of entailment, not_entail"),

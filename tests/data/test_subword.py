@@ -94,7 +94,7 @@ def test_little_text_gives_a_small_vocabulary() -> None:
 
 
 def test_files_that_are_no_vocabulary(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no vocabulary at .*gone\.json"):
+    with pytest.raises(UserError, match=r"the vocabulary .*gone\.json does not exist"):
         load_subword(tmp_path / "gone.json")
     path = tmp_path / "t.json"
     for content in (b"", b"{}", b"\xff", b"[1]", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}'):

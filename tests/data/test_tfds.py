@@ -106,7 +106,7 @@ def test_tfrecord_is_refused(folder, tmp_path):
     ("source", "complaint"),
     [
         ("wmt19_translate/de-en", r"is not prepared in .*; run: tfds build wmt19_translate/de-en --file_format=array_record"),
-        ("wmt14_translate/de-en:test", r"there is no split 'test'; allowed: train, validation"),
+        ("wmt14_translate/de-en:test", r"unknown split 'test'; allowed: train, validation"),
         (
             "wmt14_translate/de-en:train[abc]",
             r"Error parsing split 'train\[abc\]'.*; write a slice as in train\[:1000\] or train\[:10%\]",

@@ -139,7 +139,7 @@ def test_unknown_characters_are_those_of_the_words_without_pieces() -> None:
 
 
 def test_a_vocabulary_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no vocabulary at .*none\.txt; .* or empty data\.vocab_path"):
+    with pytest.raises(UserError, match=r"the vocabulary .*none\.txt does not exist; .* or empty data\.vocab_path"):
         load_wordpiece(tmp_path / "none.txt", lowercase=True)
     with pytest.raises(UserError, match="cannot read the vocabulary"):
         load_wordpiece(tmp_path, lowercase=True)

@@ -234,7 +234,7 @@ def test_a_config_that_is_no_json(checkpoint, content):
     (folder / "config.json").write_bytes(content)
     assert "config.json" in refusal(folder, "mlm")
     (folder / "config.json").unlink()
-    assert "there is no" in refusal(folder, "mlm")
+    assert "does not exist" in refusal(folder, "mlm")
 
 
 def test_objectives_without_a_bert(written):

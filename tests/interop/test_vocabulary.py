@@ -101,7 +101,7 @@ def test_another_tokenizer(tmp_path, changed, message):
     ("fields", "message"),
     [
         (dict(tokenizer_class="BertJapaneseTokenizer"), "tokenizer_class = 'BertJapaneseTokenizer', none of BertTokenizer, "),
-        (dict(tokenizer_class="TokenizersBackend"), "and there is no tokenizer.json that would say how it splits a text"),
+        (dict(tokenizer_class="TokenizersBackend"), "and no tokenizer.json says how it splits a text"),
         (dict(tokenize_chinese_chars=False), "tokenize_chinese_chars or strip_accents other than BERT's"),
         (dict(do_lower_case=True, strip_accents=False), "strip_accents other than BERT's"),
         (dict(do_lower_case="no"), "Expected `bool | null`, got `str` - at `$.do_lower_case`"),

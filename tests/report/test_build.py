@@ -171,7 +171,9 @@ def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
     assert report.curves is not None
     assert [group.averaged for group in report.curves.groups] == [True, False]
     assert cells(report.tables[0], 1)["trained"].text == "1 of 3" and cells(report.tables[0], 1)["difference"].mark == "\u2020"
-    assert report.results[0].note.endswith("\u2020 Not all runs trained: a difference of those that did is no verdict.")
+    assert report.results[0].note.endswith(
+        "\u2020 Not all runs trained, so the difference between those that did is not a verdict."
+    )
     states = [cells(report.tables[-1], row)["state"].text for row in range(3, 6)]
     assert states == ["trained", "diverged", "on the unigram plateau"]
     assert [reference.label for reference in report.curves.references] == ["unigram entropy 3.000"]

@@ -124,7 +124,7 @@ def test_a_commit_mark_whose_answer_is_lost_is_written(faulty: FaultyBucket, run
 
 
 def test_no_such_bucket(faulty: FaultyBucket) -> None:
-    with pytest.raises(Refused, match=r"^there is no bucket gs://nobody; make it, or correct the name$"):
+    with pytest.raises(Refused, match=r"^the bucket gs://nobody does not exist; make it, or correct the name$"):
         RunFolder("gs://nobody/run")
 
 

@@ -111,7 +111,7 @@ def test_other_schedules_share_no_steps(fields):
         (["seed=0,1,0"], "0 is there twice"),
         (["seed=one"], "train.seed = 'one'; allowed: a whole number"),
         (["lowercase=yes"], "data.lowercase = 'yes'; allowed: true or false"),
-        (["scheme=sandwich"], "--axes: there is no residual scheme 'sandwich'; allowed: post_ln, pre_ln"),
+        (["scheme=sandwich"], "--axes: unknown residual scheme 'sandwich'; allowed: post_ln, pre_ln"),
         (["seed=0", "train.seed=1"], "train.seed is set by"),
         (["scheme=admin", "residual=post_ln"], "model.residual is set by scheme"),
         (["heads_per_layer=8,5"], "cell heads_per_layer-5: model.heads_per_layer = 5 does not divide"),
