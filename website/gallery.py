@@ -34,7 +34,7 @@ def write_pictures(to: Path) -> None:
         subprocess.run(["chromium", *page, "--screenshot=page.png", f"file://{work / 'report.html'}"], cwd=work, check=True)
         subprocess.run(["pdftoppm", "-r", "150", "-png", "-singlefile", "report.pdf", "paper"], cwd=work, check=True)
         for name in ("page.png", "paper.png"):
-            Image.open(work / name).quantize(COLOURS).save(to / name, optimize=True)
+            Image.open(work / name).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(to / name, optimize=True)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ EXAMPLES = (
 class Turns:
     """How often each config has its turn, and for how long."""
 
-    rounds: Annotated[Count, Parameter(help="turns that count")] = 7
-    seconds: Annotated[Positive | None, Parameter(help="of a turn; by default 1 of training, 0.2 of inference")] = None
+    rounds: Annotated[Count, Parameter(help="timed turns")] = 7
+    seconds: Annotated[Positive | None, Parameter(help="the length of a turn; by default 1 for training, 0.2 for inference")] = None
     repetitions: Annotated[Count | None, Parameter(help="steps or passes in a turn; by default as many as take --seconds")] = None
 
     def schedule(self, seconds: float, singly: bool) -> Schedule:
@@ -112,7 +112,7 @@ def decode(
       source_tokens: tokens of each of them
       steps: tokens to write for each of them
       file_sentences: sentences of a file of mixed lengths, translation alone; 256 by default
-      rounds: turns that count
+      rounds: timed turns
       out: a new file for the JSON with all times
     """
 

@@ -14,8 +14,8 @@ EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500", "mhsh eval 
 def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChangesFlag = NOTHING_GIVEN) -> int:
     """Prints a checkpoint's metrics on all validation rows of its run, as one JSON object.
 
-    --config.data.source=PLACE says where the run's data lies now, which must be the same. Other
-    fields that decide no losses, such as mesh.fsdp, are given so, too.
+    --config.data.source=PLACE says where the run's data is now, which must be the same. Other
+    fields that do not affect the losses, such as mesh.fsdp, can be changed in the same way.
     """
     import jax
 

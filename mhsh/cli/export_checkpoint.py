@@ -24,7 +24,7 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
     decoder, a Llama or Qwen3.
 
     Args:
-      out: where it goes, new
+      out: the new folder
       all_steps: write every checkpoint that is kept, each into OUT/STEP
     """
     from mhsh.interop.export_bert import check_exportable, export_bert

@@ -48,13 +48,12 @@ def run(
 ) -> int:
     """Trains a pre-trained run's model on a task, once for every seed.
 
-    The run of seed K is WORKDIR/seed-K; with --rates that at rate R is WORKDIR/lr-R/seed-K. Mean
-    and deviation of each validation metric, with --rates those of the rate that is best on the
-    validation data, are printed and written to summary.json. Runs that are finished are not trained
-    again, and one that was stopped goes on.
+    The run of seed K is WORKDIR/seed-K, or with --rates WORKDIR/lr-R/seed-K. Prints the mean and
+    deviation of each validation metric, with --rates at the best rate, and writes them to
+    summary.json. Finished runs are kept, and a stopped one resumes.
 
     Args:
-      workdir: where a run folder a seed goes
+      workdir: the folder of the runs, one a seed
       seeds: K,... of heads, dropout and row order
       rates: R,... learning rates; the task's own metric chooses one, by its mean over the seeds
       fresh: take RUN's shape and vocabulary, not its parameters

@@ -32,14 +32,15 @@ EXAMPLES = (
 
 
 def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: str | None = None, lowercase: bool = False) -> int:
-    """Says what is understood: of a source or its files the form, the documents and what looks
-    wrong; of a Hugging Face checkpoint its shape, classes and tokenizer; of a run its config and
-    checkpoints.
+    """Describes a source, a checkpoint or a run as mhsh reads it.
+
+    Of a source: its form, its documents and what looks wrong. Of a Hugging Face checkpoint: its
+    shape, classes and tokenizer. Of a run: its config and checkpoints.
 
     Args:
       what: what data.source takes, a file, or a folder of texts, of a checkpoint or of a run
       vocab: of a source: a vocab.txt, to count the characters that it does not know
-      lowercase: that vocabulary is of lower case
+      lowercase: that vocabulary has no upper case
     """
     if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
         lines = _of_source(what, vocab, lowercase)

@@ -47,7 +47,7 @@ def run(
       hbm: memory of a device in GiB; the public figure by default
       chips: KIND:N,... the time on N of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200 or gb200
       price: KIND:DOLLARS of a chip-hour; adds what the run costs on those chips
-      max_hours: whether the run ends within so many hours of --chips; its price is that of no more
+      max_hours: say whether the run ends within so many hours; the price is for these alone
       as_json: print one JSON object
     """
     from mhsh.planning.compiled import measure, parse_topology

@@ -62,7 +62,7 @@ def run(
     seed: int | None = None,
     top: Count | None = None,
 ) -> int:
-    """Gives a trained run an input, and writes what it makes of it.
+    """Applies a trained run to an input, and writes the result.
 
     - Fine-tuned on GLUE: reads a task's TSV, writes index and prediction of each example.
     - Fine-tuned on SQuAD: reads its JSON, writes an answer by question id, "" for none.
@@ -71,8 +71,8 @@ def run(
     - Masked: reads a text with [MASK], writes the likeliest words for each, a line a word.
 
     Args:
-      input: a file, plain or compressed; standard input by default, but for GLUE and SQuAD
-      output: a new file; standard output by default, but for GLUE and SQuAD
+      input: a file, plain or compressed; standard input by default, except for GLUE and SQuAD
+      output: a new file; standard output by default, except for GLUE and SQuAD
       text: causal and masked runs: the text itself, in place of --input
       average: not of fine-tuned runs: the mean of the last N checkpoints; 1 by default
       null_threshold: SQuAD 2.0: how much better no answer must score; 0 by default

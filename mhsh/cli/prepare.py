@@ -35,7 +35,7 @@ def run(
 ) -> int:
     """Turns sentence pairs or documents into packed rows on disk, for data.source=arrayrecord:DIR.
 
-    The same command goes on where it was stopped, and verifies rows that are finished.
+    The same command resumes after an interruption, and verifies finished rows.
 
     Args:
       out: the folder that the rows go to

@@ -78,13 +78,12 @@ def run(
     - similarity: how alike the residual stream is before and after each layer
     - ablation: the loss without a layer, with two swapped, and without the last ones
 
-    --config.data.source=PLACE says where the data of RUN lies now, which must be the same.
+    --config.data.source=PLACE says where the data of RUN is now, which must be the same.
 
     Args:
       kind: which of these
       folders: trained runs, side by side
-      rows: of the batch, the first that training draws at this size; of ablation, of each
-        validation batch
+      rows: of the batch; of ablation, of each validation batch
       out: a new file for the JSON; probe-KIND.json by default
       batches: of ablation: validation batches; 4 by default
       depths: of amplification: numbers of layers; 6,12,24,48,96,192,384 by default

@@ -61,9 +61,9 @@ def run(
 ) -> int:
     """Plans a config at every combination of some fields' values, trains it, and writes a report.
 
-    Prints the plan first. The same command goes on where it was stopped, and so does mhsh work on
-    any machine; a sweep with a plan needs no --config and no --axes. The exit status is 2 where a
-    cell has failed, and 75 where some have not ended.
+    Prints the plan first. The same command resumes, and mhsh work trains the rest on any machine; a
+    sweep with a plan needs no --config and no --axes. The exit status is 2 if a cell has failed,
+    and 75 if some have not ended.
 
     Args:
       workdir: the sweep's folder, also in a bucket
@@ -76,11 +76,11 @@ def run(
       over: train all values of this axis only on the choosing seeds, and the other seeds at each
         setting's best value
       choosing_seeds: with --over, how many of the seeds choose; half of them by default
-      margin: that mhsh compare holds differences against, fixed before the runs, such as 0.02
+      margin: the difference that matters, such as 0.02, fixed before the runs
       pooled: plan that its difference is pooled with those of other sweeps
       refine: with --over, add values around the best until the grid hides little
       dry_run: print the plan and what it costs, and stop
-      parallel: workers on this machine, which share the cores; 0: the plan alone
+      parallel: workers on this machine, which share the cores; 0 only plans
       together: cells that a worker trains in one program, which differ in seeds and rates alone
       retry: try failed cells again
     """

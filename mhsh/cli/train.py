@@ -40,10 +40,10 @@ EXAMPLES = (
 class Processes:
     """The flags of a command that several processes run together."""
 
-    distributed: Annotated[bool, Parameter(help="join the processes that JAX finds (TPU VMs, GKE, Slurm): a command on each")] = (
+    distributed: Annotated[bool, Parameter(help="join the processes that JAX finds (TPU VMs, GKE, Slurm); start it on each")] = (
         False
     )
-    coordinator: Annotated[str | None, Parameter(help="HOST:PORT where process 0 listens, together with the next two")] = None
+    coordinator: Annotated[str | None, Parameter(help="HOST:PORT where process 0 listens; needs the next two")] = None
     num_processes: Annotated[int | None, Parameter(help="how many processes there are")] = None
     process_id: Annotated[int | None, Parameter(help="the number of this one, from 0")] = None
 
@@ -86,14 +86,15 @@ def run(
 
     After SIGTERM the exit status is 75, after Ctrl-C 130, and the state is saved: the same command
     resumes. A run folder with a config.json needs no --config; --config.SECTION.FIELD=VALUE then
-    changes a field that decides no losses, such as train.accumulation_steps or data.source.
+    changes a field that does not affect the losses, such as train.accumulation_steps or
+    data.source.
 
     Args:
       workdir: the run folder
       verbose: also print which remat policy was chosen, and why
-      accept_gap: go on where rows of metrics.jsonl are lost, which the report shows, or newer
-        checkpoints
-      fresh: begin a run again whose checkpoints are gone; its rows are moved aside
+      accept_gap: resume although rows of metrics.jsonl or newer checkpoints are lost; reports
+        show it
+      fresh: start a run again that has lost its checkpoints; its rows are moved aside
     """
     processes.check()
     config = given.config or _config_in(workdir, given.changes)

@@ -37,5 +37,5 @@ def test_names_are_known_without_a_list(registry: Registry) -> None:
 def test_a_variant_is_a_scheme_and_how_omega_starts():
     assert variant("admin_closed_one")[1] == {"residual": "admin", "admin_omega": "closed_one"}
     assert variant("keel")[1] == {"residual": "keel"}
-    with pytest.raises(UserError, match=r"no residual scheme 'kel'; did you mean keel\?"):
+    with pytest.raises(UserError, match=r"unknown residual scheme 'kel'; did you mean keel\?"):
         variant("kel")
