@@ -87,7 +87,7 @@ def rows_without_timings(folder: Path) -> list[dict[str, Any]]:
 def final_state(folder: Path) -> list[np.ndarray]:
     config = RunFolder(folder).read_config()
     optimizer = build_optimizer(config)
-    checkpoints = Checkpoints(RunFolder(folder).checkpoints_path, keep=9, keep_every=0)
+    checkpoints = Checkpoints(RunFolder(folder).checkpoints_path, keep=9)
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
     state = checkpoints.restore(config.train.num_steps, abstract_state(config, optimizer, mesh))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
@@ -111,7 +111,7 @@ def saved_run(path: Path, config: Config, tokenizer: Any, *params: Any) -> str:
     folder = RunFolder.open_for_training(path, config)
     tokenizer.save(folder.path / vocab_file(config))
     folder.write_run({"status": "finished", "vocabulary": folder.vocabulary_hash(config)})
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=5, keep_every=0)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=5)
     for step, each in enumerate(params, 1):
         checkpoints.save(step, jax.device_put(TrainState(each, {}, np.int32(step))))
     checkpoints.close()

@@ -148,7 +148,7 @@ def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
     theirs = {name: created.params[name] for name in imported.params}  # whole parts of the model
     taken = jax.tree.map(lambda new, old: jax.device_put(np.asarray(new), old.sharding), imported.params, theirs)
     state = created._replace(params=created.params | taken)
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=1)
     with contextlib.closing(checkpoints):  # waits for what is being written, even when interrupted
         checkpoints.save(0, state)
 

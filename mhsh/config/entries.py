@@ -26,8 +26,6 @@ class Scheme:
     """A residual scheme."""
 
     residual: Any  # the class: mhsh.models.residual.Residual
-    formula: str  # the stream after a sublayer, in LaTeX
-    where: str  # what the formula leaves out
     variants: Mapping[str, Variant]  # the plain one has the name of the scheme
 
 
@@ -57,19 +55,17 @@ def add_residual(
     label: str = "",
     growth: str = "",
     source: str = "",
-    formula: str = "",
-    where: str = "",
     fields: Mapping[str, str] | None = None,
     variants: Mapping[str, Variant] | None = None,
 ) -> Callable[[Any], Any]:
     """Decorates a class of `mhsh.models.residual.Residual`: makes it the residual scheme `name`,
-    with the fields of `Scheme` and of its plain `Variant` (docs/add_your_own.md); `variants` has
-    further values of `scheme=` in a sweep. Raises UserError where the name is taken.
+    with the fields of its plain `Variant` (docs/add_your_own.md); `variants` has further values of
+    `scheme=` in a sweep. Raises UserError where the name is taken.
     """
     own = {name: Variant(label or name, growth, source, fields or {}), **(variants or {})}
 
     def add(residual: Any) -> Any:
-        SCHEMES.add(name, Scheme(residual, formula, where, own), residual)
+        SCHEMES.add(name, Scheme(residual, own), residual)
         return residual
 
     return add

@@ -35,7 +35,11 @@ class Removed(NamedTuple):
     value: int | float | bool | str
 
 
-CHANGES: tuple[Renamed | Removed, ...] = ()  # every one so far
+CHANGES: tuple[Renamed | Removed, ...] = (  # every one so far
+    Removed(6, "optimizer.decay_shape", "linear"),
+    Removed(6, "train.keep_every", 0),
+    Removed(6, "train.xla_flags", "none"),
+)
 
 _said: set[str] = set()  # what was filled in, as it was said
 

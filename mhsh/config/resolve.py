@@ -61,7 +61,6 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     if problem:
         raise UserError(problem)
     profiled_steps(config.train.profile_steps, config.train.num_steps)
-    named_flags(config.train.xla_flags)
     return config
 
 
@@ -99,21 +98,6 @@ def whole_run(config: Config) -> Config:
     if branch_point(config.train.start_from) is None:
         return config
     return replace(config, train=replace(config.train, start_from=""))
-
-
-def named_flags(flags: str) -> dict[str, str | bool]:
-    """The flags that train.xla_flags names; none where it is `none`. Raises UserError where it is
-    something else.
-    """
-    allowed = "give none, or flags such as '--xla_a=true --xla_b=2'"
-    options: dict[str, str | bool] = {}
-    for flag in () if flags == "none" else flags.split() or [flags]:
-        match = re.fullmatch(r"--(\w+)=(\S+)", flag)
-        if not match:
-            raise UserError(f"train.xla_flags: {flag!r} is not a flag; {allowed}")
-        # An option of XLA takes a bool, not its name.
-        options[match[1]] = {"true": True, "false": False}.get(match[2], match[2])
-    return options
 
 
 def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str], optional: Sequence[str] = ()) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 # Goes up by one with every change that adds, renames or removes a field or one of its values.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
@@ -273,7 +273,6 @@ class OptimizerConfig(Section, frozen=True):
         ),
     ] = "constant"
     decay_steps: Annotated[NonNegative, rate_schedule("last steps of wsd, which fall to end_learning_rate; 0 for the others")] = 0
-    decay_shape: Annotated[Literal["linear", "one_minus_sqrt"], rate_schedule("how they fall; read only with wsd")] = "linear"
     learning_rate: Annotated[Positive, rate_schedule("the highest, at the end of the warm-up")] = 2e-3
     end_learning_rate: Annotated[NonNegativeFloat, rate_schedule("of linear, cosine and wsd, 0 for the others")] = 0.0
     warmup_steps: Annotated[NonNegative, rate_schedule("steps in which the rate rises from 0")] = 100
@@ -307,7 +306,6 @@ class TrainConfig(Section, frozen=True):
     gradient_dtype: Annotated[
         Literal["compute", "float32"], precision("of kernels' gradients where devices add them up; compute: model.compute_dtype")
     ] = "compute"
-    xla_flags: Annotated[str, execution("none, or --xla_a=1")] = "none"
     accumulation_steps: Annotated[Count, clock("micro-batches that one step is cut into", "micro-batches")] = 1
     log_interval: Annotated[Count, bookkeeping("steps from one row of metrics.jsonl to the next")] = 5
     tracker: Annotated[
@@ -318,7 +316,6 @@ class TrainConfig(Section, frozen=True):
     eval_batches: Annotated[NonNegative, loss("validation batches per evaluation; 0: all of them", "validation batches")] = 16
     checkpoint_interval: Annotated[NonNegative, bookkeeping("steps from one checkpoint to the next; 0: only after the last")] = 150
     keep_checkpoints: Annotated[Count, bookkeeping("so many of the newest checkpoints are kept")] = 2
-    keep_every: Annotated[NonNegative, bookkeeping("checkpoints at multiples of this step are kept for good; 0: none")] = 0
     max_skipped_steps: Annotated[Count, bookkeeping("so many steps in a row with a non-finite loss or gradient end the run")] = 10
     profile_steps: Annotated[str, bookkeeping("FIRST:LAST, the steps that jax.profiler traces; empty: none")] = ""
     hang_seconds: Annotated[

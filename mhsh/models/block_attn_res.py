@@ -28,9 +28,6 @@ class History(NamedTuple):
 @add_residual(
     "block_attn_res",
     label="Block AttnRes",
-    formula=r"b + f(\mathrm{LN}(\sum_i a_i b_i))",
-    where="$a$: a softmax over the stack's input, earlier blocks and $b$, the sum of this one; so is the output, with a final LN "
-    "(arXiv 2603.15031)",
     growth="O(log n)",
     source="as Pre-LN's: equal weights at the start are a factor, which LN does not see (arXiv 2603.15031)",
 )

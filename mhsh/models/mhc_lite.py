@@ -30,9 +30,6 @@ _NOT_IDENTITY = -8.0  # of the permutations, before their softmax; 0 for the ide
 @add_residual(
     "mhc_lite",
     label="mHC-lite",
-    formula=r"H x + h\, f(\mathrm{LN}(g^\top x))",
-    where="$x$: several streams; $H$: a mean of permutations; $g$, $h$: a number a stream; all by token; with a final LN of their "
-    "sum (arXiv 2601.05732)",
     growth="O(log n)",
     source="as Pre-LN's: the streams are mixed, and none is scaled (arXiv 2601.05732)",
 )

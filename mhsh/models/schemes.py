@@ -20,21 +20,14 @@ from mhsh.models.sublayer import Branch, ModuleSublayer, Sublayer
 from mhsh.models.types import SUBLAYERS, Stack
 
 
-@add_residual("post_ln", label="Post-LN", formula=r"\mathrm{LN}(x + f(x))", growth="O(n)", source="arXiv 2004.08249, section 4.1")
+@add_residual("post_ln", label="Post-LN", growth="O(n)", source="arXiv 2004.08249, section 4.1")
 class PostLN(NormedSum):
     """LN(x + f(x)) (Vaswani et al. 2017)."""
 
     fused: ClassVar[bool] = True
 
 
-@add_residual(
-    "pre_ln",
-    label="Pre-LN",
-    formula=r"x + f(\mathrm{LN}(x))",
-    where="with a final LN",
-    growth="O(log n)",
-    source="arXiv 2004.08249, section 4.1",
-)
+@add_residual("pre_ln", label="Pre-LN", growth="O(log n)", source="arXiv 2004.08249, section 4.1")
 class PreLN(Residual):
     """x + f(LN(x)), with a LayerNorm after the last layer (Xiong et al. 2020, arXiv 2002.04745)."""
 
@@ -74,8 +67,6 @@ class PreLN(Residual):
 @add_residual(
     "admin",
     label="Admin",
-    formula=r"\mathrm{LN}(\omega \odot x + f(x))",
-    where=r"$\omega$: a vector per sublayer",
     growth="O(log n)",
     source="arXiv 2004.08249, section 4.2",
     fields={"admin_omega": "profiled"},
@@ -108,14 +99,7 @@ class Admin(NormedSum):
         return self.weighted(self.omega, stream, sublayer)
 
 
-@add_residual(
-    "deepnorm",
-    label="DeepNorm",
-    formula=r"\mathrm{LN}(\alpha x + f(x))",
-    where=r"initial values scaled by $\beta$",
-    growth="O(1)",
-    source="arXiv 2203.00555, section 4",
-)
+@add_residual("deepnorm", label="DeepNorm", growth="O(1)", source="arXiv 2203.00555, section 4")
 class DeepNorm(NormedSum):
     """LN(alpha x + f(x)), kernels scaled by beta at the start (Wang et al. 2022, arXiv
     2203.00555).
@@ -132,14 +116,7 @@ class DeepNorm(NormedSum):
         return deepnorm_constants(stack)[0]
 
 
-@add_residual(
-    "rezero",
-    label="ReZero",
-    formula=r"x + \alpha f(x)",
-    where=r"$\alpha = 0$ at the start",
-    growth="0",
-    source="alpha = 0 multiplies every sublayer (arXiv 2003.04887)",
-)
+@add_residual("rezero", label="ReZero", growth="0", source="alpha = 0 multiplies every sublayer (arXiv 2003.04887)")
 class ReZero(Residual):
     """x + alpha f(x), alpha a trainable scalar that starts at 0, no LayerNorm (Bachlechner et al.
     2020, arXiv 2003.04887).
@@ -154,14 +131,7 @@ class ReZero(Residual):
         return Stream(stream.x + alpha * sublayer(stream.x).astype(stream.x.dtype), None)
 
 
-@add_residual(
-    "keel",
-    label="Keel",
-    formula=r"\mathrm{LN}(n x + f(\mathrm{LN}(x)))",
-    where="$n$ sublayers (arXiv 2601.19895)",
-    growth="O(1/n)",
-    source="alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)",
-)
+@add_residual("keel", label="Keel", growth="O(1/n)", source="alpha = n: each share is 1 / (1 + n^2) (arXiv 2601.19895)")
 class Keel(Residual):
     """LN(alpha x + f(LN(x))), alpha the number of sublayers (Chen and Wei 2026, arXiv
     2601.19895), in every layer, the first too.
@@ -174,12 +144,7 @@ class Keel(Residual):
 
 
 @add_residual(
-    "peri_ln",
-    label="Peri-LN",
-    formula=r"x + \mathrm{LN}(f(\mathrm{LN}(x)))",
-    where="with a final LN (arXiv 2502.02732)",
-    growth="O(log n)",
-    source="as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)",
+    "peri_ln", label="Peri-LN", growth="O(log n)", source="as Pre-LN's: every sublayer adds a variance of 1 (arXiv 2502.02732)"
 )
 class PeriLN(Residual):
     """x + LN(f(LN(x))), with a LayerNorm after the last layer (Kim et al. 2025, arXiv
@@ -194,14 +159,7 @@ class PeriLN(Residual):
         return Stream(stream.x + LayerNorm(self.config, name="output_norm")(branch), None)
 
 
-@add_residual(
-    "ln_scaling",
-    label="LayerNorm scaling",
-    formula=r"x + f(\mathrm{LN}(x) / \sqrt{l})",
-    where="in layer $l$; with a final LN (arXiv 2502.05795)",
-    growth="O(1)",
-    source="layer l adds a variance of 1 / l (arXiv 2502.05795)",
-)
+@add_residual("ln_scaling", label="LayerNorm scaling", growth="O(1)", source="layer l adds a variance of 1 / l (arXiv 2502.05795)")
 class LNScaling(Residual):
     """x + f(LN(x) / sqrt(l)) in layer l = 1, 2, ..., with a LayerNorm after the last (Sun et al.
     2025, arXiv 2502.05795). The stream carries the number of sublayers before.
@@ -224,14 +182,7 @@ class LNScaling(Residual):
         return Stream(stream.x + branch.astype(stream.x.dtype), count + 1)
 
 
-@add_residual(
-    "completep",
-    label="CompleteP",
-    formula=r"x + (L_0 / L)^a f(\mathrm{LN}(x))",
-    where="with a final LN, and its share of the optimizer (arXiv 2505.01618)",
-    growth="O(1/n)",
-    source="every share is 1 / n^2 (arXiv 2505.01618)",
-)
+@add_residual("completep", label="CompleteP", growth="O(1/n)", source="every share is 1 / n^2 (arXiv 2505.01618)")
 class CompleteP(Residual):
     """x + (L0 / L)^a f(LN(x)), with a LayerNorm after the last layer (Dey et al. 2025, arXiv
     2505.01618). The layers' Adam epsilon is multiplied by m^-a, which is as a larger gradient, and
@@ -252,14 +203,7 @@ class CompleteP(Residual):
         return Stream(stream.x + factor * branch.astype(stream.x.dtype), None)
 
 
-@add_residual(
-    "hybrid_norm",
-    label="HybridNorm",
-    formula=r"x + f(x)$; $y + f(y)$, $y = \mathrm{LN}(x)",
-    where="attention with normalised queries, keys and values; feed-forward; with a final LN (arXiv 2503.04598)",
-    growth="O(n)",
-    source="as Post-LN's: normalised once a layer (arXiv 2503.04598)",
-)
+@add_residual("hybrid_norm", label="HybridNorm", growth="O(n)", source="as Post-LN's: normalised once a layer (arXiv 2503.04598)")
 class HybridNorm(Residual):
     """x + f(x) around attention, whose queries, keys and values are normalised
     (mhsh/models/attention.py); y + f(y), y = LN(x), around the feed-forward; a LayerNorm after the

@@ -29,7 +29,6 @@ _SCHEDULE = (
     "train.num_steps",
     "optimizer.schedule",  # with a reason of its own
     "optimizer.decay_steps",
-    "optimizer.decay_shape",
     "optimizer.end_learning_rate",
 )
 _COPYING = "branching"  # the status in run.json until the checkpoint is there

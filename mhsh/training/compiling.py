@@ -18,11 +18,8 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.cluster.agreement import same_everywhere
-from mhsh.config.resolve import named_flags
 from mhsh.errors import UserError
 from mhsh.storage.files import cache_folder, make_folder
-from mhsh.storage.questions import exists
-from mhsh.storage.run_folder import RunFolder
 
 CACHE_FOLDER = "compilation_cache"
 # jax would keep only what takes a second to compile. The others of a run take as long together.
@@ -42,24 +39,23 @@ _NO_NUMBERS = (
 )
 
 
-def flags_in_force(flags: str) -> dict[str, Any]:
-    """The flags that run.json records: the step's own, and those of the environment."""
-    return {"step": named_flags(flags)} | {name: os.environ.get(name, "") for name in _VARIABLES}
+def flags_in_force() -> dict[str, Any]:
+    """The flags that run.json records. A step had flags of its own before schema 6."""
+    return {"step": {}} | {name: os.environ.get(name, "") for name in _VARIABLES}
 
 
-def numeric_flags(flags: str) -> dict[str, str]:
-    """The flags in force that may change numbers. The step's own come last and win."""
+def numeric_flags() -> dict[str, str]:
+    """The flags in force that may change numbers."""
     in_force: dict[str, str] = {}
     for argument in shlex.split(" ".join(os.environ.get(name, "") for name in _VARIABLES)):
         flag, _, value = argument.lstrip("-").partition("=")
         in_force[flag] = value or "true"  # without a value it is switched on
-    in_force |= {flag: str(value).lower() for flag, value in named_flags(flags).items()}
     return {flag: in_force[flag] for flag in sorted(in_force) if not any(part in flag for part in _NO_NUMBERS)}
 
 
-def keep_compiled(folder: RunFolder) -> str:
+def keep_compiled() -> str:
     """Makes jax keep compiled programs in the user's cache, where every run finds them. Returns a
-    note for the user: empty, or what else is done.
+    note for the user: empty, or that there is no cache.
 
     Programs from a cache are executed. So none is read from a run folder, which may be somebody
     else's, and only its owner may have access to the cache. If JAX_COMPILATION_CACHE_DIR is set,
@@ -71,10 +67,9 @@ def keep_compiled(folder: RunFolder) -> str:
     name, value = _KEEP_ALL
     if name not in os.environ:
         jax.config.update(name.lower(), value)
-    old = folder.path / CACHE_FOLDER
-    note = "" if folder.is_remote or not exists(old) else f"{old} is of an earlier mhsh, and nothing reads it; remove it"
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return note
+        return ""
+    note = ""
     try:
         cache = private_cache(cache_folder())
         if _is_due(cache.parent / "measured"):

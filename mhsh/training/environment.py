@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhsh import __version__
-from mhsh.config.schema import Config
 from mhsh.training.compiling import numeric_flags
 
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tokenizers")
@@ -96,12 +95,12 @@ def stripped(source: str) -> str:
     return _STRING_OR_COMMENT.sub(kept, source)
 
 
-def numerics(config: Config) -> dict[str, Any]:
+def numerics() -> dict[str, Any]:
     """The settings of jax, XLA and NVIDIA's libraries that change numbers."""
     return {
         **{name: jax.config.values[name] for name in _NUMERIC_SETTINGS},
         "product_bits": product_bits(),
-        "xla_flags": numeric_flags(config.train.xla_flags),
+        "xla_flags": numeric_flags(),
         # 0: no TF32 in cuBLAS and cuDNN, whatever else is set.
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }

@@ -187,7 +187,7 @@ def _made_ready(held: Held, run: Run, verbose: bool, accept_gap: bool) -> _Ready
     choices = [str(run.plan.mesh_choice or ""), str(run.plan.remat or "") if verbose else ""]
     with jax.set_mesh(run.mesh):
         choices.append(left_to_xla(config.model))
-    for line in (held.note, keep_compiled(folder), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
+    for line in (held.note, keep_compiled(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             display.note(line)
 

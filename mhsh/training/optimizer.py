@@ -65,10 +65,10 @@ def rates(optimizer: OptimizerConfig, train: TrainConfig) -> Rates:
 
 def learning_rate(optimizer: OptimizerConfig, train: TrainConfig) -> optax.Schedule:
     """Step -> learning rate, as `rate_of_step` has it."""
-    return functools.partial(rate_of_step, rates(optimizer, train), optimizer.schedule, optimizer.decay_shape)
+    return functools.partial(rate_of_step, rates(optimizer, train), optimizer.schedule)
 
 
-def rate_of_step(numbers: Rates, schedule: str, decay_shape: str, step: Any) -> Any:
+def rate_of_step(numbers: Rates, schedule: str, step: Any) -> Any:
     """The learning rate of a step. It rises linearly from 0 during the warm-up. Then it, by
     `schedule`,
 
@@ -77,8 +77,8 @@ def rate_of_step(numbers: Rates, schedule: str, decay_shape: str, step: Any) -> 
       - stays constant;
       - falls with the inverse square root of the step (Vaswani et al. 2017, section 5.3, but from
         the peak);
-      - stays constant until the last optimizer.decay_steps and then falls to the end rate, linearly
-        or with 1 - sqrt(share of the decay) (wsd: Hägele et al. 2024, arXiv 2405.18392).
+      - stays constant until the last optimizer.decay_steps and then falls linearly to the end rate
+        (wsd: Hägele et al. 2024, arXiv 2405.18392).
     """
     # Step k (from 0) uses the rate of k + 1, and a fall ends one step after the last: no update has
     # a rate of zero.
@@ -92,10 +92,7 @@ def rate_of_step(numbers: Rates, schedule: str, decay_shape: str, step: Any) -> 
     if schedule == "constant":
         return rising
     share = jnp.clip((count - falls_after) / (steps_of_fall + 1), 0.0, 1.0)
-    if schedule == "cosine":
-        left = 0.5 * (1.0 + jnp.cos(jnp.pi * share))
-    else:
-        left = 1.0 - (jnp.sqrt(share) if schedule == "wsd" and decay_shape == "one_minus_sqrt" else share)
+    left = 0.5 * (1.0 + jnp.cos(jnp.pi * share)) if schedule == "cosine" else 1.0 - share
     return jnp.where(count > falls_after, end + (peak - end) * left, rising)
 
 

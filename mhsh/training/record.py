@@ -181,7 +181,7 @@ class RunRecord:
             **environment(),
             "mesh": dict(run.mesh.shape),
             "remat_policy": config.model.remat_policy,
-            "xla_flags": flags_in_force(config.train.xla_flags),
+            "xla_flags": flags_in_force(),
             **({"cells_together": run.together} if run.together > 1 else {}),
         }
         clock = {name: before[name] for name in ran if name in before} | _clock_settings(run.folder.read_config())
@@ -191,7 +191,7 @@ class RunRecord:
             "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | _clock_settings(config)),
             "changed": run.folder.changed(start) | ({str(start): dict(changed)} if changed else {}),
             "code": _by_step(before.get("code", {}), start, code_hash()),
-            "numerics": _by_step(before.get("numerics", {}), start, numerics(config)),
+            "numerics": _by_step(before.get("numerics", {}), start, numerics()),
             "entries": recorded_entries(config),
             "objective": config.model.objective,
             "choices": [str(choice) for choice in (run.plan.mesh_choice, run.plan.remat) if choice],
@@ -244,9 +244,8 @@ def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
 
 def _clock_settings(config: Config) -> dict[str, Any]:
     """The fields that change seconds, without those of which run.json has what ran."""
-    values, asked = flatten(config), ("model.remat_policy", "train.xla_flags")
-    fields = [field for field in all_fields(config.model.objective) if field.role == "clock" and field.row != "mesh"]
-    return {field.name: values[field.path] for field in fields if field.path not in asked}
+    values, clock = flatten(config), (field for field in all_fields(config.model.objective) if field.role == "clock")
+    return {field.name: values[field.path] for field in clock if field.row != "mesh" and field.name != "remat_policy"}
 
 
 def _initial_omega(run: Run, state: TrainState) -> dict[str, list[float]] | None:

@@ -75,8 +75,7 @@ class Run:
         wait_for_all("the data")  # a host may have copied prepared rows from a bucket
         preflight(_facts(config, self.corpus))
 
-        kept = dict(keep=config.train.keep_checkpoints, keep_every=config.train.keep_every)
-        self.checkpoints = Checkpoints(folder.checkpoints_path, **kept, keep_step=decay_start(config))
+        self.checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_step=decay_start(config))
         self.model = model = build_model(config.model)
         self.compiling = compiling = _all_compile(self.clock)  # a context, whose end is when every process has compiled
         self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
@@ -136,7 +135,7 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     return {
         "config": hashlib.sha256(json.dumps(to_dict(config)).encode()).hexdigest()[:12],
         "code": f"{code['versions']['mhsh']} at {code['git_revision']}, sources {code_hash()}",
-        "numeric settings": json.dumps(numerics(config)),
+        "numeric settings": json.dumps(numerics()),
         "versions": ", ".join(f"{name} {version}" for name, version in code["versions"].items()),
         "entries": json.dumps(recorded_entries(config)),
         "data": corpus.fingerprint[:12],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,9 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, UInt32
 from msgspec.structs import replace
 
-from mhsh.config.resolve import named_flags
 from mhsh.config.schema import Config
-from mhsh.errors import UserError
 from mhsh.models.build import Model, forward
 from mhsh.models.devices import current_platform, shard_index
 from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_weights, total_loss
@@ -89,7 +86,7 @@ def train_step(
         grad_norm = global_norm(gradients)
         is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(seen.loss)
         # By the step alone, also after skipped updates.
-        rate = rate_of_step(run.rates, config.optimizer.schedule, config.optimizer.decay_shape, state.step)
+        rate = rate_of_step(run.rates, config.optimizer.schedule, state.step)
 
         def updated() -> tuple[Any, Any]:
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, learning_rate=rate, grad_norm=grad_norm)
@@ -193,7 +190,7 @@ def compile_train_step(
     """The train step, compiled for this mesh with explicit shardings: a function of `run_inputs`,
     the state and the batch. It donates the old state. `state` may be abstract (shapes, dtypes and
     shardings). The step of several `runs` is mapped over a first axis of all of these, on a mesh of
-    one device. Raises UserError where this XLA does not have the flags of train.xla_flags.
+    one device.
     """
     batch = example_batch(config, config.train.batch_size)
     step = functools.partial(train_step, config=config, model=model, optimizer=optimizer)
@@ -210,14 +207,7 @@ def compile_train_step(
         donate_argnums=1,
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
-        lowered = jitted.lower(*arguments)
-        try:
-            return lowered.compile(named_flags(config.train.xla_flags) or None)
-        except jax.errors.JaxRuntimeError as error:
-            refused = re.search(r"No such compile option: .*|While setting option .*", str(error))
-            if refused is None:
-                raise
-            raise UserError(f"train.xla_flags: {refused[0].rstrip('.')}") from error
+        return jitted.lower(*arguments).compile()
 
 
 def _several(count: int, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

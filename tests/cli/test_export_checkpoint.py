@@ -26,7 +26,7 @@ def test_a_trained_model_is_exported_with_what_was_done_to_it(capsys, fails, tmp
     config = small_config(next_sentence=True, residual="admin", num_heads=1, mlp_dropout=0.1)
     folder = RunFolder.open_for_training(tmp_path / "run", config)
     small_tokenizer().save(folder.path / "vocab.txt")
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=5, keep_every=0)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=5)
     states = {step: trained_params(config.model, step) for step in (1, 2)}
     for step, params in states.items():
         checkpoints.save(step, jax.device_put(TrainState(params, {}, np.int32(step))))

@@ -51,7 +51,7 @@ def test_a_checkpoint_becomes_a_run_and_goes_out_again(capsys, tmp_path, golden)
 
     # What a run that goes on asks for, on another mesh: parameters, an untouched optimiser, step 0.
     optimizer = build_optimizer(config)
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=1, keep_every=0)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=1)
     assert checkpoints.steps() == [0]
     state: TrainState = checkpoints.restore(0, abstract_state(config, optimizer, mesh_of(8, 1, 1)))
     fresh = optimizer.init(state.params)
@@ -93,7 +93,7 @@ def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, 
     assert "left out, as nothing reads them: bert.pooler.dense.bias, bert.pooler.dense.weight, cls.predictions.bias" in printed
     config = RunFolder(out).read_config()
     optimizer = build_optimizer(config)
-    checkpoints = Checkpoints(RunFolder(out).checkpoints_path, keep=1, keep_every=0)
+    checkpoints = Checkpoints(RunFolder(out).checkpoints_path, keep=1)
     params = checkpoints.restore_params(0, abstract_state(config, optimizer, mesh_of(1, 1, 1)).params)
     kernel = np.asarray(params["prediction"]["kernel"])
     assert 0.01 < kernel.std() < 0.03 and not np.any(params["prediction"]["output_bias"])

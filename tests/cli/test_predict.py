@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = RunFolder.open_for_training(tmp_path_factory.mktemp("runs") / "trained", small_config())
     small_tokenizer().save(folder.path / "tokenizer.json")
     folder.write_run({"status": "finished", "vocabulary": folder.vocabulary_hash(small_config())})
-    checkpoints = Checkpoints(folder.checkpoints_path, keep=5, keep_every=0)
+    checkpoints = Checkpoints(folder.checkpoints_path, keep=5)
     for step in STEPS:
         checkpoints.save(step, jax.device_put(TrainState(random_params(step), {}, np.int32(step))))
     checkpoints.close()

@@ -19,8 +19,8 @@ FREE = {
     "data": ("source", "validation_source", "vocab_path"),
     "mesh": ("data", "fsdp", "tensor"),
     "train": (
-        *("xla_flags", "accumulation_steps", "log_interval", "tracker", "eval_interval", "checkpoint_interval", "keep_checkpoints"),
-        *("keep_every", "max_skipped_steps", "profile_steps", "hang_seconds", "storage_minutes"),
+        *("accumulation_steps", "log_interval", "tracker", "eval_interval", "checkpoint_interval", "keep_checkpoints"),
+        *("max_skipped_steps", "profile_steps", "hang_seconds", "storage_minutes"),
     ),
 }
 

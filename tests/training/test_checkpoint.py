@@ -31,7 +31,7 @@ def fresh(config: Config, shape: tuple[int, int, int] = ONE) -> tuple[TrainState
 
 
 def stored(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, keep=2, keep_every=0)
+    return Checkpoints(folder, keep=2)
 
 
 def save(folder: Path, step: int, state: TrainState) -> None:
@@ -113,11 +113,11 @@ def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, t
 
 def test_old_steps_go_and_milestones_stay(make_config, tmp_path):
     state, _ = fresh(make_config("bert", "2l8h"))
-    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=4, keep_step=3)
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_step=3)
     for step in range(1, 8):
         checkpoints.save(step, state)
     checkpoints.close()
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [3, 4, 6, 7]
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [3, 6, 7]
 
 
 def test_reading_changes_nothing_and_leaves_strangers_alone(make_config, tmp_path):

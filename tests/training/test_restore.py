@@ -42,11 +42,11 @@ def params_of(step: int) -> dict[str, dict[str, np.ndarray]]:
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     folder = tmp_path_factory.mktemp("checkpoints")
-    kept = Checkpoints(folder, keep=len(STEPS), keep_every=0)
+    kept = Checkpoints(folder, keep=len(STEPS))
     for step in STEPS:
         kept.save(step, jax.device_put(TrainState(params_of(step), {"moment": np.zeros(2, np.float32)}, np.int32(step))))
     kept.close()
-    return Checkpoints(folder, keep=len(STEPS), keep_every=0)
+    return Checkpoints(folder, keep=len(STEPS))
 
 
 @pytest.mark.parametrize(("count", "step", "averaged"), [(4, None, STEPS), (2, 30, (30, 20)), (1, 20, (20,))])
@@ -76,7 +76,7 @@ def test_too_few(checkpoints, count, step, message):
 
 def save(config: Config, folder: Path, step: int, state: TrainState) -> None:
     RunFolder.open_for_training(folder, config)
-    checkpoints = Checkpoints(folder / "checkpoints", keep=1, keep_every=0)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     checkpoints.save(step, state)
     checkpoints.close()
 

@@ -172,11 +172,9 @@ class StoredCheckpoints:
 class Checkpoints(StoredCheckpoints):
     """The checkpoints of the run that this process trains."""
 
-    def __init__(self, folder: epath.PathLike, *, keep: int, keep_every: int, keep_step: int | None = None) -> None:
-        """Keeps the newest `keep` steps, and forever `keep_step` and every multiple of `keep_every`
-        (0: none).
-        """
-        self._keep, self._keep_every, self._keep_step = keep, keep_every, keep_step
+    def __init__(self, folder: epath.PathLike, *, keep: int, keep_step: int | None = None) -> None:
+        """Keeps the newest `keep` steps, and `keep_step` forever."""
+        self._keep, self._keep_step = keep, keep_step
         self._saving: int | None = None  # the step that is being written
         self._counters: Counters | None = None  # of that step
         self._failed: BaseException | None = None  # of the background save
@@ -250,7 +248,7 @@ class Checkpoints(StoredCheckpoints):
                 make_durable(path)
             make_name_durable(committed)
         for step in self.steps()[self._keep :]:
-            if step != self._keep_step and (not self._keep_every or step % self._keep_every):
+            if step != self._keep_step:
                 self._manager.delete(step)
 
     @contextlib.contextmanager
