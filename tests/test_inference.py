@@ -169,18 +169,6 @@ def test_translations_are_those_of_the_command(translating):
     assert model.translate(lines[0], beam=2) == wanted[0]
 
 
-@pytest.mark.slow  # by default the meshes of test_step.py
-def test_a_mesh_changes_nothing(causal, masked, translating):
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}
-    one, many = mhsh.load(causal), mhsh.load(causal, mesh=mesh)
-    assert len(many.params["embeddings"]["token"].sharding.device_set) == 8
-    np.testing.assert_allclose(many.logits(TEXTS).logits, one.logits(TEXTS).logits, atol=1e-4, rtol=0)
-    sampled = dict(max_tokens=8, temperature=1.0, seed=1)
-    assert many.generate(TEXTS, **sampled) == one.generate(TEXTS, **sampled)
-    assert mhsh.load(masked, mesh=mesh).loss(TEXTS[0]) == pytest.approx(mhsh.load(masked).loss(TEXTS[0]), rel=1e-5)
-    assert mhsh.load(translating, mesh=mesh).translate("the in", beam=2) == mhsh.load(translating).translate("the in", beam=2)
-
-
 def test_a_step_and_an_average(causal):
     first, second = (mhsh.load(causal, step=step) for step in (1, 2))
     mean = jax.tree.map(lambda a, b: (a + b) / 2, first.params, second.params)

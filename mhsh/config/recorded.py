@@ -36,6 +36,7 @@ class Removed(NamedTuple):
 
 
 CHANGES: tuple[Renamed | Removed, ...] = (  # every one so far
+    Removed(6, "model.attention_implementation", "xla"),
     Removed(6, "optimizer.decay_shape", "linear"),
     Removed(6, "train.keep_every", 0),
     Removed(6, "train.xla_flags", "none"),

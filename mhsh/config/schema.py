@@ -170,10 +170,6 @@ class ModelConfig(Section, frozen=True):
     layer_norm_epsilon: Annotated[Positive, loss("added to the variance in every LayerNorm", "activation and LayerNorm")] = 1e-5
     compute_dtype: Annotated[Dtype, precision("of matrix products and activations; parameters are float32")] = "float32"
     residual_dtype: Annotated[Dtype, precision("of the residual stream")] = "float32"
-    attention_implementation: Annotated[
-        Literal["xla", "cudnn"],
-        execution("of training: xla; cudnn, on NVIDIA GPUs with compute_dtype bfloat16 and no attention_dropout"),
-    ] = "xla"
     kernels: Annotated[
         Literal["auto", "xla", "fused"],
         execution(

@@ -26,7 +26,7 @@ Table = Mapping[str, Sequence[Any] | None]
 OF_TRAINING: Table = dict.fromkeys(
     (
         *("init", "fans", "layers_per_group", "hidden_dropout", "attention_dropout", "mlp_dropout", "embedding_dropout"),
-        *("compute_dtype", "residual_dtype", "attention_implementation", "kernels", "remat_policy", "scan_unroll"),
+        *("compute_dtype", "residual_dtype", "kernels", "remat_policy", "scan_unroll"),
         *("admin_omega", "depth_exponent", "base_layers", "residual_blocks", "residual_streams", "rope_theta"),
     )
 )

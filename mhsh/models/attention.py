@@ -13,8 +13,6 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
-from mhsh.errors import UserError
-from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seed, Seeds, dropout, split_seeds
 from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
@@ -25,9 +23,6 @@ from mhsh.models.sublayer import Branch, SublayerModule
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
 # finite.
 MASK_VALUE = float(jnp.finfo(jnp.float32).min)
-
-# The widest head that cuDNN's attention computes on any GPU.
-CUDNN_MAX_HEAD_DIM = 128
 
 
 @struct.dataclass
@@ -78,16 +73,10 @@ class MultiHeadAttention(SublayerModule):
         (self-attention).
 
         `rotation` turns queries and keys of `x`.
-
-        Raises:
-          UserError: cuDNN is asked for where it cannot run.
         """
         config = self.config
         if not self.is_initializing():  # which traces rows of any length, on any device
             seed, out_seed = split_seeds(seeds, 2)
-            if config.attention_implementation == "cudnn":
-                context = cudnn_attention(*self._project_all(x, source, rotation), mask.dense)
-                return self._out(saved(context, "context"), out_seed)
             if takes_kernels(config) and not fused.uncovered(config):
                 return self._out(self._attend_fused(x, source, mask, seed, rotation), out_seed)
         return self.attend(*self._project_all(x, source, rotation), mask.dense, seeds)
@@ -189,42 +178,6 @@ class MultiHeadAttention(SublayerModule):
 
 def _normed(norm: HeadNorm | None, projected: Float[Array, "B S N H"]) -> Float[Array, "B S N H"]:
     return projected if norm is None else norm(projected)
-
-
-def cudnn_attention(
-    query: Float[Array, "B T N H"], key: Float[Array, "B S G H"], value: Float[Array, "B S G H"], mask: Bool[Array, "B 1 T S"]
-) -> Float[Array, "B T N H"]:
-    """softmax(query key^T) value for each head by cuDNN; `query` is already divided by sqrt(H).
-
-    Raises:
-      UserError: the devices are no NVIDIA GPUs, or a length is odd.
-    """
-    platform = current_platform()
-    if platform != "gpu":
-        raise UserError(f"model.attention_implementation = cudnn needs an NVIDIA GPU, not {platform}; xla runs anywhere")
-    if query.shape[1] % 2 or key.shape[1] % 2:  # what cuDNN needs to train with a mask
-        lengths = f"{query.shape[1]} queries and {key.shape[1]} keys"
-        raise UserError(f"model.attention_implementation = cudnn needs an even data.sequence_length, not {lengths}")
-    return jax.nn.dot_product_attention(query, key, value, mask=mask, scale=1.0, implementation="cudnn")
-
-
-def check_attention(config: ModelConfig) -> None:
-    """Checks that `model.attention_implementation` can compute the attention of this model.
-
-    Raises:
-      UserError: it cannot.
-    """
-    if config.attention_implementation == "xla":
-        return
-    if config.attention_dropout > 0.0:
-        allowed = f"model.attention_dropout = 0, not {config.attention_dropout}"
-    elif config.compute_dtype != "bfloat16":
-        allowed = f"model.compute_dtype = bfloat16, not {config.compute_dtype}"
-    elif config.head_dim % 8 or config.head_dim > CUDNN_MAX_HEAD_DIM:
-        allowed = f"a model.head_dim that is a multiple of 8 and at most {CUDNN_MAX_HEAD_DIM}, not {config.head_dim}"
-    else:
-        return
-    raise UserError(f"model.attention_implementation = cudnn needs {allowed}")
 
 
 def projects_jointly(config: ModelConfig) -> bool:

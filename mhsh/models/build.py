@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import ModelConfig
-from mhsh.models.attention import check_attention
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
 from mhsh.models.kernels.attention import uncovered
@@ -37,17 +36,16 @@ _INPUTS = (
 
 def build_model(config: ModelConfig) -> Model:
     """The model of a config, with the residual scheme `model.residual`. Raises UserError where
-    there is no such scheme, or `model.attention_implementation` cannot compute its attention.
+    there is no such scheme.
     """
-    check_attention(config)
     return MODELS[config.objective](config, SCHEMES[config.residual].residual)
 
 
 def by_xla(config: ModelConfig) -> ModelConfig:
-    """The config without cuDNN and kernels of our own, which are for training: XLA computes the
-    same function of the same parameters, on any device.
+    """The config without kernels of our own, which are for training: XLA computes the same function
+    of the same parameters, on any device.
     """
-    return replace(config, attention_implementation="xla", kernels="xla")
+    return replace(config, kernels="xla")
 
 
 def left_to_xla(config: ModelConfig) -> str:

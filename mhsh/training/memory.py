@@ -179,9 +179,8 @@ def saved_activations(config: Config, rows: int) -> int:
     These are the residuals of `jax.vjp`; XLA may fuse some of them away.
     """
     train = TrainConfig(label_smoothing=config.train.label_smoothing)
-    model = replace(config.model, attention_implementation="xla")
     data = replace(config.data, source="", vocab_path="", seed=0)
-    return _saved_activations(Config(model, data, OptimizerConfig(), train, MeshConfig()), rows)
+    return _saved_activations(Config(config.model, data, OptimizerConfig(), train, MeshConfig()), rows)
 
 
 @functools.cache  # tracing takes a second; most configs differ in what does not matter here

@@ -88,7 +88,6 @@ def check_together(config: Config) -> None:
     fields = {
         "train.tracker": (config.train.tracker, "tensorboard"),
         "train.profile_steps": (config.train.profile_steps, ""),
-        "model.attention_implementation": (config.model.attention_implementation, "xla"),
     }
     wrong = [f"{name} = {value!r}, not {allowed!r}" for name, (value, allowed) in fields.items() if value != allowed]
     wrong += ["model.kernels = 'fused', not 'xla'"] if config.model.kernels == "fused" else []

@@ -7,14 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from msgspec.structs import replace
 
 from mhsh.config.entries import SCHEMES
-from mhsh.errors import UserError
-from mhsh.models import attention
 from mhsh.models.attention import MultiHeadAttention, attention_mask, cross_attention_mask
-from mhsh.models.build import build_model, forward
 from mhsh.models.kernels.select import anywhere
 from tests.models.plain import attention as sum_of_heads
 from tests.models.plain import head
@@ -95,120 +91,6 @@ def test_masks(segmentation, causal, expected):
     mask = attention_mask(jnp.array([other, segmentation]), causal=causal)
     assert mask.dense.shape == (2, 1, len(segmentation), len(segmentation)) and mask.dense[0].sum() == 1
     np.testing.assert_array_equal(mask.dense[1, 0], np.array([list(map(int, row)) for row in expected], bool))
-
-
-def cudnn_form(implementation):
-    """`jax.nn.dot_product_attention` as `cudnn_attention` calls it, by another implementation."""
-    dot_product_attention = jax.nn.dot_product_attention
-
-    def call(*arguments, **options):
-        assert options.pop("implementation") == "cudnn"
-        return dot_product_attention(*arguments, **options, implementation=implementation)
-
-    return call
-
-
-def real_values(module, params, x, mask, real):
-    """The output where it is not padding, and the gradients of a function of it."""
-
-    def weighted(params, x):
-        out = module.apply({"params": params}, x, None, mask, None).astype(jnp.float32) * real[:, :, None]
-        return (out * jnp.cos(out)).sum(), out
-
-    return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x)
-
-
-ON_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu"))
-
-
-def test_the_call_of_cudnn_computes_the_plain_attention(tiny, random_like, error, monkeypatch):
-    """The same arguments through jax's XLA implementation, in value and gradients, in fp32."""
-    config = tiny(num_heads=2, head_dim=8)
-    mask = attention_mask(jnp.asarray(SEGMENTS), causal=True)
-    plain, params, x = fresh_module(random_like, config)
-    cudnn = MultiHeadAttention(replace(config, attention_implementation="cudnn"))
-    expected = real_values(plain, params, x, mask, SEGMENTS > 0)
-    monkeypatch.setattr(jax.nn, "dot_product_attention", cudnn_form("xla"))
-    monkeypatch.setattr(attention, "current_platform", lambda: "gpu")
-    assert error(real_values(cudnn, params, x, mask, SEGMENTS > 0), expected) < TOLERANCE
-
-
-def test_cudnn_is_called_in_bf16_and_lowers_for_cuda(tiny, random_like, monkeypatch):
-    """As far as a machine without a GPU goes: jax's own checks, and the custom calls, forward and
-    backward.
-    """
-    stablehlo = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
-    monkeypatch.setattr(stablehlo, "check_cudnn_version", lambda: 91000)
-    config = tiny(num_heads=2, head_dim=8, compute_dtype="bfloat16", attention_implementation="cudnn")
-    module, mask = MultiHeadAttention(config), attention_mask(jnp.asarray(SEGMENTS), causal=True)
-    x = jnp.zeros((2, 6, 12))
-
-    def loss(x):
-        variables = module.init(jax.random.key(0), x, None, mask, None)
-        return module.apply(variables, x, None, mask, None).astype(jnp.float32).sum()
-
-    # Not with an abstract mesh, as above: with jax 0.12 cuDNN's call is not lowered for one.
-    monkeypatch.setattr(attention, "current_platform", lambda: "gpu")
-    text = jax.jit(jax.grad(loss)).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    assert "__cudnn$fmhaScaleBiasSoftmax" in text
-    assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in text
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (dict(attention_dropout=0.1), "model.attention_dropout = 0, not 0.1"),
-        (dict(compute_dtype="float32"), "model.compute_dtype = bfloat16, not float32"),
-        (dict(head_dim=12), "a model.head_dim that is a multiple of 8 and at most 128, not 12"),
-    ],
-)
-def test_what_cudnn_does_not_compute_is_refused(tiny, fields, message):
-    config = tiny(**dict(compute_dtype="bfloat16", head_dim=8, attention_implementation="cudnn") | fields)
-    with pytest.raises(UserError) as refused:
-        build_model(config)
-    assert str(refused.value) == f"model.attention_implementation = cudnn needs {message}"
-
-
-def test_cudnn_needs_a_gpu_and_even_lengths(tiny, make_batch):
-    model = build_model(tiny(compute_dtype="bfloat16", head_dim=8, attention_implementation="cudnn"))
-
-    def refusal(length):
-        batch = make_batch([[1] * length])
-        params = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), batch, None))["params"])
-        with pytest.raises(UserError) as refused:
-            jax.eval_shape(lambda params: forward(model, params, batch, None), params)
-        return str(refused.value)
-
-    assert refusal(6) == "model.attention_implementation = cudnn needs an NVIDIA GPU, not cpu; xla runs anywhere"
-    with use_abstract_mesh(ON_A_GPU):
-        assert refusal(5).endswith("cudnn needs an even data.sequence_length, not 5 queries and 5 keys")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("masked", ["padding", "causal"])
-def test_cudnn_on_a_gpu_is_as_exact_as_xla(tiny, random_like, masked):
-    """Against fp32, in value and gradients (JAX_PLATFORMS=cuda pytest -m gpu). The gradient of the
-    keys' bias is zero, so each by itself would be compared with noise.
-    """
-    config = tiny(num_heads=2, head_dim=64, embed_dim=128)
-    segments = jnp.asarray(np.repeat(SEGMENTS, 16, axis=1))
-    mask = attention_mask(segments, causal=masked == "causal")
-    _, params, x = fresh_module(random_like, config, length=96)
-    params = jax.tree.map(lambda leaf: 0.3 * leaf, params)
-
-    def arrays(**fields):
-        gradients, out = real_values(MultiHeadAttention(replace(config, **fields)), params, x, mask, segments > 0)
-        real = np.asarray(out, np.float64)[np.asarray(segments > 0)]
-        return real.ravel(), np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(gradients)])
-
-    with jax.default_matmul_precision("highest"):
-        exact = arrays()
-    xla, cudnn = (
-        [np.linalg.norm(mine - other) / np.linalg.norm(other) for mine, other in zip(arrays(**form), exact, strict=True)]
-        for form in ({"compute_dtype": "bfloat16"}, {"compute_dtype": "bfloat16", "attention_implementation": "cudnn"})
-    )
-    assert max(xla) < 0.02 and max(cudnn) < 0.02
-    assert all(mine < 1.5 * other for mine, other in zip(cudnn, xla, strict=True)), (cudnn, xla)
 
 
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 4), (3, 6)])  # joint and separate projections

@@ -162,23 +162,6 @@ def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make
     assert forward_flops(model, 7, 11).total == seq2seq_program_flops(model, 7, 11)
 
 
-def test_flops_of_an_encoder_and_a_decoder_by_hand(make_config):
-    """D = 4, two heads of 3, F = 5, V = 7, one encoder and two decoder layers, two source tokens
-    and three target tokens.
-    """
-    shape = dict(num_layers=1, num_decoder_layers=2, num_heads=2, head_dim=3, embed_dim=4, mlp_dim=5, vocab_size=7)
-    flops = forward_flops(transformer_base(make_config, **shape), 2, 3)
-    assert flops.layers == sum(flops[:3]) and flops.total == sum(flops)
-    assert flops == (
-        # Encoder: 4 projections of 2 tokens. Decoder: 4 and 2 of 3 tokens, and 2 of the 2 source
-        # tokens.
-        (4 * 2 + 2 * (6 * 3 + 2 * 2)) * (2 * 4 * 6),
-        (2 * 2 + 2 * (3 * 3 + 3 * 2)) * (2 * 2 * 6),
-        (2 + 2 * 3) * (2 * 2 * 4 * 5),
-        3 * 2 * 4 * 7,
-    )
-
-
 def test_the_cost_of_a_run_by_hand(make_config):
     config = make_config("quickstart", "24l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
     cost = run_cost(config)

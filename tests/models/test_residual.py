@@ -15,7 +15,6 @@ from mhsh.config.entries import SCHEMES
 from mhsh.models.admin import real_variance
 from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
-from mhsh.models.costs import parameter_shapes
 from mhsh.models.residual import Stream
 from mhsh.models.schemes import closed_form_omega, deepnorm_constants
 from mhsh.models.transformer import Encoder, EncoderContext, EncoderLayer
@@ -53,12 +52,6 @@ def test_formula(tiny, added, error, residual, num_layers, base_layers):
     alphas = {"deepnorm": (2 * num_layers) ** 0.25, "keel": 2 * num_layers, "completep": ((base_layers or 5) / num_layers) ** 0.7}
     assert (out.carried is None) == (residual != "ln_scaling")
     assert error(out.x, JOINS[residual](x, lambda x: np.tanh(x @ matrix), params, alphas.get(residual, 1), 1e-12)) < 1e-5
-
-
-@pytest.mark.parametrize("residual", SCHEMES.names())
-def test_where_the_stream_is_a_sum_the_last_layer_ends_in_a_layer_norm(tiny, residual):
-    encoder = parameter_shapes(tiny(residual=residual))["encoder"]
-    assert ("final_norm" in encoder) == (residual not in ("post_ln", "admin", "deepnorm", "rezero", "keel"))
 
 
 @pytest.mark.parametrize(("stack", "per_layer"), [(Stack("encoder", 4, 0), 2), (Stack("decoder", 4, 0), 3)], ids=str)

@@ -15,7 +15,7 @@ from tests.verdict.test_fairness import CASES, another
 
 # What may change, by hand: all else decides losses.
 FREE = {
-    "model": ("attention_implementation", "kernels", "remat_policy", "scan_unroll"),
+    "model": ("kernels", "remat_policy", "scan_unroll"),
     "data": ("source", "validation_source", "vocab_path"),
     "mesh": ("data", "fsdp", "tensor"),
     "train": (

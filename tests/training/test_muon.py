@@ -74,17 +74,6 @@ def test_muon_is_a_loop_over_matrices(settings, heads):
                 np.testing.assert_allclose(after[path][number][index], weights, rtol=2e-4, atol=2e-5, err_msg=path)
 
 
-def test_muons_updates_are_nearly_orthogonal_and_as_large_as_adams(settings, params):
-    config = settings(name="muon", weight_decay=0.0, learning_rate=1.0, warmup_steps=0, schedule="constant")
-    optimizer = optimizer_with_rate(config)
-    first = gradients(params, 0)
-    updates, _ = optimizer.update(first, optimizer.init(params), params, step=0, grad_norm=optax.tree.norm(first))
-    for layer in updates["encoder"]["layers"]["feed_forward"]["up_kernel"]:
-        singular = np.linalg.svd(layer / (0.2 * np.sqrt(8)), compute_uv=False)
-        assert ((singular > 0.6) & (singular < 1.3)).all(), singular
-        assert 0.12 < float(jnp.sqrt(jnp.mean(layer**2))) < 0.28
-
-
 @pytest.mark.parametrize("heads", ["joined", "each"])
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)])
 def test_muon_is_the_same_on_a_mesh(make_config, shape, heads):

@@ -12,7 +12,6 @@ import re
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,16 +167,6 @@ def test_on_a_terminal_one_line_is_written_again_and_notes_stay(
     assert all(len(line) < 40 for line in re.split(r"\r\x1b\[J|\r", again))
     display.close()
     assert screen(written + again + read(terminal)) == ["run: step 5/100  validation loss 2.250", ""]
-
-
-def test_a_step_costs_the_loop_next_to_nothing(put_terminal: Callable[[int], int]) -> None:
-    put_terminal(80)
-    display = Display("run", 10**6)
-    display.on_row(row(1))
-    begun = time.perf_counter()
-    for step in range(1, 20_001):
-        display.on_step(step)
-    assert (time.perf_counter() - begun) / 20_000 < 100e-6  # 1 us measured
 
 
 def test_a_resumed_run_on_a_terminal(unbroken: Path, corpus: str, tmp_path: Path) -> None:

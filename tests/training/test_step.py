@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig
@@ -24,8 +23,7 @@ from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import put_batch, shapes_of, shardings_of
 from mhsh.training.state import TrainState, abstract_state, create_state, example_batch
-from mhsh.training.step import compile_eval_step, compile_train_step, eval_step, run_inputs, train_step
-from tests.compiling import compiled_forward
+from mhsh.training.step import compile_train_step, run_inputs, train_step
 from tests.training.batches import random_batch
 from tests.training.states import ONE, abstract_of, fresh_state, mesh_of, optimizer_of, train_step_of
 
@@ -68,17 +66,7 @@ LOOPED = {"model.loops": 2}
 @pytest.mark.parametrize(
     ("task", "variant", "shape", "overrides"),
     [
-        pytest.param("bert", "2l8h", (8, 1, 1), {}, marks=pytest.mark.slow),
-        # By default: tests/test_clusters.py, which compares both of BERT's losses.
-        pytest.param("bert", "2l8h", (2, 2, 2), {}, marks=pytest.mark.slow),
-        pytest.param("bert", "2l8h", (1, 4, 2), {}, marks=pytest.mark.slow),
-        pytest.param("bert", "16l1h", (1, 8, 1), {}, marks=pytest.mark.slow),
         pytest.param("bert", "16l1h", (2, 2, 2), {}, marks=pytest.mark.slow),
-        pytest.param("translation", "tiny", (2, 2, 2), {}, marks=pytest.mark.slow),  # by default: GATHERED
-        pytest.param("translation", "tiny_8l1h", (1, 4, 2), {}, marks=pytest.mark.slow),
-        # By default: the shared keys and values of the looped decoder below.
-        pytest.param("gpt", "6l4h_gqa", (2, 1, 1), {}, marks=pytest.mark.slow),
-        pytest.param("gpt", "6l4h_gqa", (2, 2, 2), {}, marks=pytest.mark.slow),
         # One head of keys and values, which is not cut.
         pytest.param("gpt", "12l2h_gqa", (1, 4, 2), {}, marks=pytest.mark.slow),
         ("gpt", "6l4h_gqa", (2, 2, 1), LOOPED | {"model.residual": "block_attn_res", "model.residual_blocks": 3}),
@@ -86,12 +74,8 @@ LOOPED = {"model.loops": 2}
         pytest.param("gpt", "6l4h", (2, 2, 1), LOOPED | GATHERED, marks=pytest.mark.slow),
         pytest.param("gpt", "6l4h", (2, 2, 1), GATHERED | {"model.residual": "block_attn_res"}, marks=pytest.mark.slow),
         pytest.param("gpt", "6l4h", (2, 2, 1), GATHERED | {"model.residual": "mhc_lite"}, marks=pytest.mark.slow),
-        pytest.param("bert", "4l4h", (1, 8, 1), GATHERED, marks=pytest.mark.slow),
         ("translation", "tiny", (2, 2, 2), GATHERED),
         pytest.param("bert", "4l4h", (2, 2, 1), GATHERED | {"train.accumulation_steps": 2}, marks=pytest.mark.slow),
-        pytest.param("bert", "16l1h", (2, 4, 1), GATHERED, marks=pytest.mark.slow),
-        pytest.param("translation", "tiny_8l1h", (1, 8, 1), GATHERED, marks=pytest.mark.slow),
-        pytest.param("gpt", "6l4h_gqa", (1, 4, 1), GATHERED, marks=pytest.mark.slow),
     ],
 )
 def test_every_mesh_gives_the_same_loss_and_gradients(make_config, task, variant, shape, overrides):
@@ -204,18 +188,6 @@ def test_accumulation_with_unequal_weights_changes_nothing(make_config, accumula
     assert_close(moments[1], moments[0], 1e-5)
 
 
-def test_the_loss_is_the_mean_over_real_predictions(make_config):
-    config = make_config("bert", "2l8h", **NO_DROPOUT)
-    mesh, model = mesh_of(*ONE), build_model(config.model)
-    batch, state = random_batch(config, config.train.batch_size), fresh_state(config)
-    logits = np.asarray(compiled_forward(config.model)(state.params, batch, None).logits, np.float64)
-    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    nats = -np.take_along_axis(log_probabilities, batch["targets"][..., None], -1)[..., 0]
-    sums = compile_eval_step(eval_step, PartitionSpec(), config, model, mesh, state.params)(state.params, put_batch(batch, mesh))
-    assert float(sums["target_loss"].value()) == pytest.approx(nats[batch["weights"] > 0].mean(), rel=1e-5)
-    assert float(sums["target_loss"].weight) == batch["weights"].sum()
-
-
 def test_step_metrics_against_plain_gradients(make_config):
     config = make_config("bert", "2l8h", **NO_DROPOUT)
     model, batch = build_model(config.model), random_batch(config, config.train.batch_size)
@@ -262,30 +234,25 @@ def test_an_update_that_is_not_finite_is_skipped(make_config, finite):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get((after.params, after.opt_state)), (before.params, before.opt_state))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [("float32", "nan"), ("float32", "padding"), pytest.param("bfloat16", "infinite", marks=pytest.mark.slow)]
-)
-def test_a_batch_of_nothing_finite_or_of_padding_alone_harms_no_parameter(make_config, dtype, kind):
-    """A NaN in the weights of one prediction, activations beyond bfloat16, and rows of padding
-    alone; the batch after it is trained as ever.
+@pytest.mark.parametrize("kind", ["nan", "padding"])
+def test_a_batch_of_nothing_finite_or_of_padding_alone_harms_no_parameter(make_config, kind):
+    """A NaN in the weights of one prediction, and rows of padding alone; the batch after it is
+    trained as ever.
     """
-    config = make_config("bert", "2l8h", **NO_DROPOUT, **{"model.compute_dtype": dtype})
+    config = make_config("bert", "2l8h", **NO_DROPOUT)
     start, step = fresh_state(config), train_step_of(config)
     batch = random_batch(config, config.train.batch_size)
     bad = {name: array.copy() for name, array in batch.items()}
     if kind == "nan":
         bad["weights"][0, 0] = np.nan
-    elif kind == "padding":
-        bad = {name: np.zeros_like(array) for name, array in batch.items()}
     else:
-        start.params["encoder"] = jax.tree.map(lambda leaf: leaf * jnp.asarray(1e30, leaf.dtype), start.params["encoder"])
+        bad = {name: np.zeros_like(array) for name, array in batch.items()}
     before = jax.device_get(start)
     state, metrics = step(start, put_batch(bad, mesh_of(*ONE)))
     after = jax.device_get(state)
     assert not bool(metrics.is_finite)
     jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))
-    if kind != "infinite":
-        assert bool(step(state, put_batch(batch, mesh_of(*ONE)))[1].is_finite)
+    assert bool(step(state, put_batch(batch, mesh_of(*ONE)))[1].is_finite)
 
 
 def test_dropout_is_keyed_by_seed_and_step(make_config):

@@ -7,7 +7,6 @@ Every process here is a real one, with wandb and its own process behind it; the 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,8 +18,6 @@ from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training import trackers
 from tests.conftest import ROOT, MakeConfig
-from tests.forks import Fork
-from tests.runs import CONFIG, mhsh, wait_for_step
 from tests.training.wandb_server import WandbServer, client_variables, expected_lines, lines_of, only_run, wandb_server
 
 # One process of a run, without the training: as in training, rows go to metrics.jsonl first. A
@@ -135,43 +132,6 @@ def test_the_server_gets_every_step_once_whatever_fails(folder: RunFolder, serve
         assert (last.returncode, last.stdout) == (0, ""), last.stderr
         assert "WARNING" not in last.stderr
         assert_every_step_once(folder, server, 200)
-
-
-@pytest.mark.slow  # by default: each of the two ways by itself
-def test_offline_rows_that_the_server_got_since_are_not_uploaded_again(folder: RunFolder, server: WandbServer) -> None:
-    online = environment(server.url)
-    assert process(folder, environment(server.url, WANDB_MODE="offline"), "0 100 killed").returncode == -9
-    assert process(folder, online, "60 120 finishes").returncode == 0
-    assert "No runs to sync" in sync(folder, online)
-    assert_every_step_once(folder, server, 120)
-
-
-@pytest.mark.slow  # by default: the tests above, without the training
-def test_a_stopped_and_killed_run_is_one_run(
-    corpus: str, tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in client_variables(server.url).items():
-        monkeypatch.setenv(name, value)
-    workdir, intervals = tmp_path / "run", ["--config.train.log_interval=1", "--config.train.eval_interval=9"]
-    arguments = ["train", *CONFIG, corpus, *intervals, "--config.train.tracker=wandb", f"--workdir={workdir}"]
-    stopped = Fork(arguments)
-    wait_for_step(workdir, 3, stopped)
-    stopped.send_signal(signal.SIGTERM)
-    assert "state saved" in stopped.communicate()[0] and stopped.returncode == os.EX_TEMPFAIL
-    run = only_run(server, RunFolder(workdir))
-    assert run.exit_code == 0 and lines_of(run) == expected_lines(RunFolder(workdir))
-    killed = Fork(arguments)
-    wait_for_step(workdir, 14, killed)
-    killed.kill()
-    killed.communicate()
-    again = mhsh(*arguments)
-    assert again.returncode == 0 and "WARNING" not in again.stderr, again.stderr
-    clocks = ("seconds", "train/tokens_per_second", "train/flops_per_second")  # of the process that was first at a step
-    sent, logged = (
-        [{name: value for name, value in line.items() if name not in clocks} for line in lines]
-        for lines in (lines_of(only_run(server, RunFolder(workdir))), expected_lines(RunFolder(workdir)))
-    )
-    assert sent == logged
 
 
 def test_without_wandb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
