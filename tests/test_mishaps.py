@@ -31,8 +31,6 @@ def test_a_run_that_diverges_says_so(corpus, tmp_path):
     assert done.stderr.count("\n") == 1 and "diverged: 5 updates in a row were not finite" in done.stderr
     record = RunFolder(workdir).read_run()
     assert record["status"] == "stopped" and record["outcome"] == "diverged"
-    assert record["diagnosis"]["first_nonfinite_layer"] == "encoder 1"
-    assert len(record["diagnosis"]["gradient_norm_by_layer"]["encoder"]) == 2
     skipped = [row for row in rows_without_timings(workdir) if row.get("skipped")]
     assert len(skipped) == 5 and all(row["loss"] is None and len(row["batch"]) == 16 for row in skipped)
 

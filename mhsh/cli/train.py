@@ -77,7 +77,6 @@ def run(
     *,
     given: GivenFlag = NOTHING_GIVEN,
     workdir: WorkdirFlag,
-    verbose: Annotated[bool, Parameter(alias="-v")] = False,
     accept_gap: bool = False,
     fresh: bool = False,
     processes: Processes = ALONE,
@@ -91,7 +90,6 @@ def run(
 
     Args:
       workdir: the run folder
-      verbose: also print which remat policy was chosen, and why
       accept_gap: resume although rows of metrics.jsonl or newer checkpoints are lost; reports
         show it
       fresh: start a run again that has lost its checkpoints; its rows are moved aside
@@ -113,7 +111,7 @@ def run(
         is_first = jax.process_index() == 0  # of a run of several processes only the first one prints
         if is_first and processes.distributed:
             print(line, flush=True)
-        stopped_by = train(config, workdir, verbose, accept_gap, fresh)
+        stopped_by = train(config, workdir, accept_gap, fresh)
     if stopped_by is not None:
         return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:

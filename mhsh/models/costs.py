@@ -95,12 +95,8 @@ def row_flops(config: Config) -> Flops:
 
 def step_flops(config: Config) -> int:
     """FLOPs of one optimiser step over the global batch, without recomputation."""
-    return STEP_OVER_FORWARD * row_flops(config).total * config.train.batch_size + update_flops(config)
-
-
-def update_flops(config: Config) -> int:
-    """FLOPs of one update, as the entry of its optimizer counts them."""
-    return UPDATE_RULES[config.optimizer.name].flops(config)
+    update = UPDATE_RULES[config.optimizer.name].flops(config)
+    return STEP_OVER_FORWARD * row_flops(config).total * config.train.batch_size + update
 
 
 class RunCost(NamedTuple):

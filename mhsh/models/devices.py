@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
@@ -13,8 +9,6 @@ from jaxtyping import Array, UInt32
 # The axes of the mesh that shard the batch.
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"  # of the mesh; shards the parameters of a layer
-
-_platform = contextvars.ContextVar[str | None]("platform", default=None)
 
 
 def batch_is_sharded() -> bool:
@@ -35,18 +29,8 @@ def shard_index() -> UInt32[Array, ""]:
     return jax.lax.axis_index(BATCH_AXES).astype(jnp.uint32) if batch_is_sharded() else jnp.uint32(0)
 
 
-@contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
-    """What is traced within is what this platform computes: for traces that are not run."""
-    token = _platform.set(platform)
-    try:
-        yield
-    finally:
-        _platform.reset(token)
-
-
 def current_platform() -> str:
-    """`cpu`, `gpu` or `tpu`: of `traced_for`, of the current mesh, or of the first device."""
+    """`cpu`, `gpu` or `tpu`: of the current mesh, or of the first device."""
     mesh = jax.sharding.get_abstract_mesh()
     device = jax.devices()[0] if mesh.empty or mesh.abstract_device is None else mesh.abstract_device
-    return _platform.get() or device.platform
+    return device.platform

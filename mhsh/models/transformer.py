@@ -51,7 +51,7 @@ _GROUP_BYTES = 2**26
 UNROLL = {"cpu": 1, "tpu": 1, "gpu": 4}
 
 # The collections that layers sow into, kept only where a caller makes them mutable.
-SOWN = ("omega", "diagnosis", "probe")
+SOWN = ("omega", "probe")
 
 
 def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class EncoderLayer(nn.Module):
         attention_seeds, feed_forward_seeds = split_seeds(seeds, 2)
         stream = self.attention_residual(stream, self._sublayer("attention", attention_seeds, context))
         stream = self.feed_forward_residual(stream, self._sublayer("feed_forward", feed_forward_seeds, context))
-        return _end_of_layer(self, stream), None
+        return _sharded(stream), None
 
     def branch(self, name: str, x: Float[Array, "B T D"], seeds: Seeds, context: EncoderContext) -> Branch:
         """What one sublayer puts out."""
@@ -233,7 +233,7 @@ class DecoderLayer(nn.Module):
         sublayer = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds), drops)
         stream = self.cross_attention_residual(stream, sublayer)
         stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
-        return _end_of_layer(self, stream), None
+        return _sharded(stream), None
 
 
 class Decoder(nn.Module):
@@ -262,8 +262,7 @@ def end_of_stack(residual: type[Residual], config: ModelConfig, stack: Stack, st
     return LayerNorm(config, name="final_norm")(x) if residual.final_norm else x
 
 
-def _end_of_layer(layer: nn.Module, stream: Stream) -> Stream:
-    """Sows whether the stream is finite, and shards it."""
-    layer.sow("diagnosis", "finite", jnp.isfinite(stream.x).all())
+def _sharded(stream: Stream) -> Stream:
+    """The stream as it leaves a layer, sharded by rows."""
     streams = (None,) * (stream.x.ndim - 3)
     return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", *streams, "activation")), stream.carried)

@@ -237,7 +237,7 @@ def _read_program(text: str, topology: Topology) -> dict[str, Any]:
         ],
         "unknown_loops": unknown,
         # What a GPU starts one by one; a TPU runs a whole program.
-        "launches": sum(launches(module).values()) if topology.platform == "gpu" else None,
+        "launches": launches(module) if topology.platform == "gpu" else None,
     }
 
 

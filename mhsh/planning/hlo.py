@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -154,15 +153,11 @@ def inside(module: Module, step: Step) -> Iterator[Step]:
 _NOT_STARTED = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"))
 
 
-def launches(module: Module) -> Counter[str]:
-    """The kernels, copies and library calls that a GPU starts in one run of the program, by frame:
-    the entry, or the loop body that they are in. Those of a CUDA graph count one by one.
+def launches(module: Module) -> int:
+    """The kernels, copies and library calls that a GPU starts in one run of the program. Those of a
+    CUDA graph count one by one.
     """
-    counts: Counter[str] = Counter()
-    for step in execution(module, []):
-        if is_started(step.instruction):
-            counts[step.frame] += step.times
-    return counts
+    return sum(step.times for step in execution(module, []) if is_started(step.instruction))
 
 
 def is_started(instruction: Instruction) -> bool:

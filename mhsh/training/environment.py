@@ -24,7 +24,7 @@ RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grai
 # The packages whose code decides losses. What mhsh.config decides is in config.json; what watches a
 # run changes no number.
 CODE_THAT_DECIDES = ("data", "evaluation", "models", "training")
-_WATCHING = ("training/nan_report.py", "training/trackers.py", "training/watching.py")
+_WATCHING = ("training/trackers.py", "training/watching.py")
 
 # A docstring, another string (a # in it begins no comment), a comment with what is before it, or a
 # blank line. A regular expression, as tokens and syntax trees differ between versions of Python.

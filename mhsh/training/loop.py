@@ -25,12 +25,10 @@ from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.branch import branch
 from mhsh.training.compiling import keep_compiled
-from mhsh.training.ending import ending
-from mhsh.training.nan_report import format_report, nan_report
 from mhsh.training.program import HostBatch, Program, check_together
 from mhsh.training.progress import Display
 from mhsh.training.record import Log, RunRecord, outcome_of
-from mhsh.training.remarks import Remarks
+from mhsh.training.remarks import Remarks, last_lines
 from mhsh.training.setup import Run, start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
@@ -45,14 +43,11 @@ class Held(NamedTuple):
     note: str  # what holding it says
 
 
-def train(
-    config: Config, workdir: epath.PathLike, verbose: bool = False, accept_gap: bool = False, fresh: bool = False
-) -> int | None:
+def train(config: Config, workdir: epath.PathLike, accept_gap: bool = False, fresh: bool = False) -> int | None:
     """Trains `config` in the run folder `workdir`, local or in a bucket; resumes from the newest
     good checkpoint if there is one.
 
     Args:
-      verbose: also prints which remat policy was chosen for these devices.
       accept_gap: goes on where rows of metrics.jsonl, or newer checkpoints, are lost, and records
         lost rows.
       fresh: begins a run again whose checkpoints are gone; its rows are moved aside.
@@ -60,54 +55,41 @@ def train(
     Returns None when the run has reached train.num_steps, or the number of the signal that stopped
     it. The state is saved in both cases.
 
-    Raises:
-      UserError: the data, the mesh or the folder does not fit the config, the tracker is not
-        installed, another process trains there, or the run has diverged.
+    Raises UserError where the data, the mesh or the folder does not fit the config, the tracker is
+    not installed, another process trains there, or the run has diverged.
     """
     bear(config.train.storage_minutes)
     check_own_entries(config, workdir)
-    # Process 0 makes the folder; the others use it after all have agreed on the config.
-    if jax.process_index():
-        return train_held(config, RunFolder(workdir), "", StopSignals(), verbose, accept_gap)
-    folder = RunFolder.open_for_training(workdir, config)
-    with folder.held() as note:
-        if fresh and (aside := folder.set_rows_aside()) is not None:
-            print(f"{folder.path} begins again; what it had logged is in {aside}")
-        return train_held(config, folder, note, StopSignals(), verbose, accept_gap)
-
-
-def train_held(
-    config: Config, folder: RunFolder, note: str, stop: StopSignals, verbose: bool = False, accept_gap: bool = False
-) -> int | None:
-    """`train`, where process 0 holds the folder, which is open for this config.
-
-    Args:
-      note: what holding it says.
-      stop: afterwards it also knows of a signal that came when the run was at its end.
-    """
-    [(_, ended)] = train_together([Held(config, folder, note)], stop, verbose, accept_gap)
-    if isinstance(ended, Exception):
-        raise ended
-    return ended
+    with contextlib.ExitStack() as holding:
+        run = Held(config, RunFolder(workdir), "")
+        # Process 0 makes the folder; the others use it after all have agreed on the config.
+        if jax.process_index() == 0:
+            folder = RunFolder.open_for_training(workdir, config)
+            run = Held(config, folder, holding.enter_context(folder.held()))
+            if fresh and (aside := folder.set_rows_aside()) is not None:
+                print(f"{folder.path} begins again; what it had logged is in {aside}")
+        [(_, ended)] = train_together([run], StopSignals(), accept_gap)
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
 
 
 def train_together(
-    runs: Sequence[Held], stop: StopSignals, verbose: bool = False, accept_gap: bool = False
+    runs: Sequence[Held], stop: StopSignals, accept_gap: bool = False
 ) -> Generator[tuple[Held, int | Exception | None]]:
-    """`train_held` of several runs in one program; yields each when it has ended, with what that
-    returns or raises. Those that stand at other steps are trained one after the other.
+    """`train` of several runs in one program; yields each when it has ended, with what that returns
+    or raises. Those that stand at other steps are trained one after the other. Afterwards `stop`
+    also knows of a signal that came at the end.
 
-    Raises:
-      Unavailable: storage does not answer; the runs that have not ended go on from their newest
-        checkpoints.
-      LostRun: likewise; another process has taken a run.
+    Raises Unavailable where storage does not answer, and LostRun where another process has taken a
+    run; those that have not ended go on from their newest checkpoints.
     """
     begin_run()
     with contextlib.ExitStack() as open_runs:
         by_step: dict[int, list[_Ready]] = {}
         for held in runs:
             try:
-                ready = open_runs.enter_context(_prepared(held, len(runs), verbose, accept_gap))
+                ready = open_runs.enter_context(_prepared(held, len(runs), accept_gap))
             except (Unavailable, LostRun):
                 raise
             except Exception as error:
@@ -152,7 +134,7 @@ class _Ready:
 
 
 @contextlib.contextmanager
-def _prepared(held: Held, together: int, verbose: bool, accept_gap: bool) -> Iterator[_Ready | None]:
+def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | None]:
     """The run, one of so many `together`; None where nothing is left to train."""
     config, folder, _ = held
     check_own_entries(config, folder.path)
@@ -172,21 +154,20 @@ def _prepared(held: Held, together: int, verbose: bool, accept_gap: bool) -> Ite
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
-            for line in ending(folder, config):
+            for line in last_lines(folder, config):
                 print(f"{folder.path.name}: {line}")
         yield None
         return
     quiet = jax.process_index() != 0
     with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=quiet, alone=together == 1)) as display:
-        yield _made_ready(held, Run(config, folder, display, together), verbose, accept_gap)
+        yield _made_ready(held, Run(config, folder, display, together), accept_gap)
 
 
-def _made_ready(held: Held, run: Run, verbose: bool, accept_gap: bool) -> _Ready:
+def _made_ready(held: Held, run: Run, accept_gap: bool) -> _Ready:
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
     counts = run.corpus.summary()
-    choices = [str(run.plan.mesh_choice or ""), str(run.plan.remat or "") if verbose else ""]
     with jax.set_mesh(run.mesh):
-        choices.append(left_to_xla(config.model))
+        choices = str(run.plan.mesh_choice or ""), left_to_xla(config.model)
     for line in (held.note, keep_compiled(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             display.note(line)
@@ -286,7 +267,7 @@ def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, 
         with clock.phase("saving"):
             run.checkpoints.close()
     record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
-    for line in ending(folder, config) if jax.process_index() == 0 else ():
+    for line in last_lines(folder, config) if jax.process_index() == 0 else ():
         display.note(line)
     return stopped_by
 
@@ -323,7 +304,7 @@ def _steps(
             if saves or validates:
                 log.finish_previous(always=True)
             if log.skipped_in_a_row >= train.max_skipped_steps:
-                _give_up(run, record, program.state(place), run.put(batch), step)
+                _give_up(run, record, step)
             if validates:
                 with clock.phase("evaluating"):
                     log.validation(step, run.validator(program.state(place).params, train.eval_batches, watchdog.on_progress))
@@ -353,22 +334,19 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _give_up(run: Run, record: RunRecord, state: TrainState, batch: dict[str, jax.Array], step: int) -> None:
-    """Writes the NaN report to run.json and ends the run. The checkpoints stay."""
-    report = nan_report(run.config, run.model, run.mesh, state.params, batch)
+def _give_up(run: Run, record: RunRecord, step: int) -> None:
+    """Ends a run that diverges. The checkpoints stay."""
     run.checkpoints.close()
-    record.write("stopped", outcome=DIVERGED, diagnosis={"step": step, **report})
+    record.write("stopped", outcome=DIVERGED)
     raise UserError(
-        f"{run.folder.path} diverged: {run.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; "
-        f"{format_report(report)} (run.json has all); lower optimizer.learning_rate, or try another model.residual"
+        f"{run.folder.path} diverged: {run.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; lower "
+        "optimizer.learning_rate, or try another model.residual"
     )
 
 
 def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
-    """Sends what the tracker lacks of a finished run.
-
-    Raises:
-      UserError: the run has lost what `mhsh compare` reads.
+    """Sends what the tracker lacks of a finished run. Raises UserError where the run has lost what
+    `mhsh compare` reads.
     """
     if not folder.has_run_record():
         raise UserError(

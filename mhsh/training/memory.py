@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
 from mhsh.models.build import boxed_parameters, build_model, forward
 from mhsh.models.costs import parameter_counts
-from mhsh.models.devices import BATCH_AXES, traced_for
-from mhsh.models.kernels.select import anywhere
+from mhsh.models.devices import BATCH_AXES
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.models.transformer import BY_GROUPS, layer_groups
 from mhsh.models.types import SUBLAYERS, encoder_stack
@@ -41,6 +41,9 @@ CANDIDATES = {
 # The share of a device's memory that a footprint may take. The rest is for scratch memory, the
 # program and alignment.
 USABLE_SHARE = 0.8
+
+# What is traced on it is what a GPU computes: CPUs choose no policy by memory.
+_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="", num_cores=None, platform="gpu"))
 
 
 class Footprint(NamedTuple):
@@ -206,7 +209,7 @@ def _saved_activations(config: Config, rows: int) -> int:
         residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known and leaf.shape not in views}
         saved = sum(_bytes(leaf) for leaf in residuals.values())
 
-    with anywhere(), traced_for("gpu"):  # CPUs choose no policy by memory
+    with use_abstract_mesh(_A_GPU):
         jax.eval_shape(trace, params, example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
     return saved
 

@@ -5,6 +5,7 @@ and weight decay; the schedule; and which parameters have weight decay.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -123,7 +124,11 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     optimizer, model = config.optimizer, config.model
     rule, scales = UPDATE_RULES[optimizer.name], SCHEMES[model.residual].residual.layer_scales(model)
     mask = functools.partial(decay_mask, model.residual)
-    chain: list[optax.GradientTransformation] = [clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm else []
+    chain: list[optax.GradientTransformation] = []
+    if most := optimizer.clip_norm:
+        # Pascanu et al. 2013, by one factor: optax selects and divides element by element, which
+        # writes all gradients to memory once more.
+        chain.append(scale_by(lambda grad_norm, **_: most / jnp.maximum(grad_norm, most)))
     if scales is not None:
         chain.append(scale_layers(scales[0]))
     chain.append(rule.build(optimizer))
@@ -132,7 +137,7 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
         chain.append(optax.masked(scale_by_layer_trust_ratio(), mask))
     if scales is not None:
         chain.append(scale_layers(scales[1]))
-    return optax.chain(*chain, scale_by_learning_rate())
+    return optax.chain(*chain, scale_by(lambda learning_rate, **_: -jnp.asarray(learning_rate, jnp.float32)))
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -145,18 +150,13 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(jnp.einsum("...c,...c->...", leaf, leaf, precision="highest")) for leaf in leaves))
 
 
-def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Scales all gradients down to `max_norm` if the keyword argument `grad_norm`, their norm, is
-    larger (Pascanu et al. 2013).
-
-    It multiplies by one factor. optax's own selects and divides element by element, which writes
-    all gradients to memory once more.
-    """
+def scale_by(factor: Callable[..., jax.Array]) -> optax.GradientTransformationExtraArgs:
+    """Multiplies all updates by a `factor` of the keywords of `update`."""
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
-        factor = max_norm / jnp.maximum(extra["grad_norm"], max_norm)
-        return jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, updates), state
+        number = factor(**extra)
+        return jax.tree.map(lambda leaf: number.astype(leaf.dtype) * leaf, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -168,17 +168,6 @@ def scale_layers(factor: float) -> optax.GradientTransformation:
         return factor * leaf if STACKED in parameter_path(path).split("/") else leaf
 
     return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates))
-
-
-def scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the keyword argument `learning_rate`."""
-
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        del params
-        rate = -jnp.asarray(extra["learning_rate"], jnp.float32)
-        return jax.tree.map(lambda leaf: rate * leaf, updates), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:

@@ -87,11 +87,7 @@ class Run:
     def batch_after(self, step: int) -> dict[str, jax.Array]:
         """The global batch of step `step` + 1."""
         with contextlib.closing(self.batches(step, step + 1)) as batches:
-            return self.put(next(batches))
-
-    def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """This process's rows as its part of the global batch."""
-        return put_batch(batch, self.mesh)
+            return put_batch(next(batches), self.mesh)
 
 
 def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:

@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from mhsh.config.schema import Config, ModelConfig
+from mhsh.config.schema import ModelConfig
 from mhsh.models.build import boxed_parameters
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS, batch_is_sharded, current_platform, tensor_is_sharded
 from mhsh.models.parameters import is_kernel, parameter_path
@@ -93,16 +93,16 @@ def psum_batch(tree: Any) -> Any:
 
 
 @functools.partial(jax.named_call, name="add_up_gradients")
-def psum_gradients(gradients: Any, config: Config) -> Any:
+def psum_gradients(gradients: Any, model: ModelConfig, gradient_dtype: str) -> Any:
     """The sums of fp32 gradients by whole parameters over the shards of the batch, sharded as the
     parameters. Called in the function of `over_shards`.
 
-    Kernels are added up in train.gradient_dtype, all else in fp32. All vectors share a collective.
+    Kernels are added up in `gradient_dtype` (train.gradient_dtype), all else in fp32. All vectors
+    share a collective.
     """
     if not batch_is_sharded():
         return gradients
-    model = config.model
-    dtype = _gradient_dtype(model, config.train.gradient_dtype)
+    dtype = _gradient_dtype(model, gradient_dtype)
     are_matrices = jax.tree.leaves(matrices(boxed_parameters(model)))
 
     def sum_matrix(path: tuple[Any, ...], gradient: Array | BoxedShard, spec: PartitionSpec) -> Array:

@@ -143,7 +143,9 @@ def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, mo
     others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
     (gradients, sums), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
     sums, tokens = psum_batch((sums, num_non_padding(batch)))
-    return psum_gradients(gradients, config), _Seen(sums, total_loss(sums, weights), tokens, psum_batch(batch_checksum(batch)))
+    return psum_gradients(gradients, config.model, config.train.gradient_dtype), _Seen(
+        sums, total_loss(sums, weights), tokens, psum_batch(batch_checksum(batch))
+    )
 
 
 def num_non_padding(batch: Batch) -> Float[Array, ""]:
@@ -199,7 +201,7 @@ def compile_train_step(
     shardings, rows = shardings_of(state), batch_sharding(mesh)
     if runs > 1:
         step, shardings, rows = jax.vmap(step), replicated(mesh), replicated(mesh)
-        arguments = jax.tree.map(functools.partial(_several, runs), arguments)
+        arguments = jax.tree.map(lambda one: jax.ShapeDtypeStruct((runs, *one.shape), one.dtype), arguments)
     jitted = jax.jit(
         step,
         in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, rows)),
@@ -208,11 +210,6 @@ def compile_train_step(
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         return jitted.lower(*arguments).compile()
-
-
-def _several(count: int, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """So many of an array as one, stacked on a first axis."""
-    return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
 
 
 def compile_eval_step(

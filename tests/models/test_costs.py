@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from mhsh.config.entries import SCHEMES
 from mhsh.config.shapes import regroup
 from mhsh.models.build import build_model, forward
-from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops, update_flops
+from mhsh.models.costs import forward_flops, parameter_counts, parameter_shapes, row_flops, run_cost, step_flops
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import example_batch
 
@@ -186,6 +186,6 @@ def test_an_update_of_muon_is_its_products(make_config, task, variant, heads):
     config = make_config(task, variant, **{"optimizer.name": "muon", "optimizer.muon_heads": heads, "optimizer.clip_norm": 0.0})
     params, optimizer = parameter_shapes(config.model), build_optimizer(config)
     update = jax.make_jaxpr(lambda gradients, state, params: optimizer.update(gradients, state, params, learning_rate=1e-3))
-    assert update_flops(config) == product_flops(update(params, jax.eval_shape(optimizer.init, params), params).jaxpr) > 0
+    counted = product_flops(update(params, jax.eval_shape(optimizer.init, params), params).jaxpr)
     adam = replace(config, optimizer=replace(config.optimizer, name="adamw"))
-    assert step_flops(config) == step_flops(adam) + update_flops(config)
+    assert step_flops(config) - step_flops(adam) == counted > 0

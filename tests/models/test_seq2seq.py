@@ -143,13 +143,3 @@ def test_dropout_acts_only_when_asked(tiny_seq2seq, make_pairs, random_params, e
     np.testing.assert_array_equal(run(config, params, batch), plain)
     one, other = (run(config, params, batch, jax.random.key(seed)) for seed in (0, 1))
     assert error(one, plain) > 1e-2 and error(other, one) > 1e-2
-
-
-def test_diagnosis_says_which_layer_of_which_stack_is_not_finite(tiny_seq2seq, make_pairs, random_params):
-    config, batch = tiny_seq2seq(residual="post_ln"), make_pairs(*PACKED)
-    params, model = random_params(config), build_model(config)
-    bias = params["decoder"]["layers"]["cross_attention"]["out_bias"]
-    params["decoder"]["layers"]["cross_attention"]["out_bias"] = bias.at[1].set(jnp.nan)
-    _, seen = jax.jit(lambda: model.apply({"params": params}, batch, None, mutable=["diagnosis"]))()
-    finite = {stack: seen["diagnosis"][stack]["layers"]["finite"][0].tolist() for stack in ("encoder", "decoder")}
-    assert finite == {"encoder": [True, True], "decoder": [True, False, False]}

@@ -61,7 +61,11 @@ def scaled_by_rows(config, shape):
     """A lowered function: as gradients, each parameter times the sum of `rows` of the batch."""
 
     def gradients(params, batch):
-        return psum_gradients(jax.tree.map(lambda leaf: leaf.astype(jnp.float32) * jnp.sum(batch["rows"]), params), config)
+        return psum_gradients(
+            jax.tree.map(lambda leaf: leaf.astype(jnp.float32) * jnp.sum(batch["rows"]), params),
+            config.model,
+            config.train.gradient_dtype,
+        )
 
     mesh, params = mesh_of(*shape), abstract_of(config, shape).params
     with jax.set_mesh(mesh):

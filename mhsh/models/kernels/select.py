@@ -15,7 +15,7 @@ _anywhere = contextvars.ContextVar("anywhere", default=False)
 @contextlib.contextmanager
 def anywhere() -> Iterator[None]:
     """What is traced within takes kernels without a GPU too. Pallas interprets them there, slowly:
-    for tests, and for traces that are not run.
+    for tests.
     """
     token = _anywhere.set(True)
     try:
