@@ -66,13 +66,13 @@ class Registry(Generic[Entry]):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise UserError(f"{name!r} is not a name: that of your {self.kind} begins with a letter and has a-z, 0-9 and _ alone")
         origin = _origin(code, f"the {self.kind} {name!r}")
-        if name in self and self._origins.get(name) != origin:
+        if name not in self:
+            self._entries[name], self._origins[name] = entry, origin
+        elif self._origins.get(name) != origin:
             owner = self._origins.get(name, "mhsh itself")
             raise UserError(
                 f"the {self.kind} {name!r} of {origin} is there already, of {owner}; choose another name, or restart Python"
             )
-        if name not in self:
-            self._entries[name], self._origins[name] = entry, origin
 
     def names(self) -> list[str]:
         """The names of all entries, mhsh's own first."""

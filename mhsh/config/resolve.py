@@ -148,7 +148,6 @@ def _problems(config: Config) -> Iterator[str]:
             f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}"
         )
     yield from _update_problems(config.optimizer, config.train)
-    yield from _loop_problems(model)
     yield from _objective_problems(model, config.train)
     yield from _mesh_problems(config.mesh)
     yield from _data_problems(model, data)
@@ -189,14 +188,11 @@ def _update_problems(optimizer: OptimizerConfig, train: TrainConfig) -> Iterator
         yield "train.keep_moments = True needs the run whose moments are kept: give --config.train.start_from=DIR"
 
 
-def _loop_problems(model: ModelConfig) -> Iterator[str]:
+def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    objective, allowed = model.objective, _with("model.objective", model.objective)
     # A profile has an omega for each sublayer passed, a layer one for all its passes.
     if model.loops > 1 and model.residual == "admin" and model.admin_omega == "profiled":
         yield f"model.admin_omega = 'profiled'; allowed with model.loops = {model.loops}: closed_log, closed_one"
-
-
-def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    objective, allowed = model.objective, _with("model.objective", model.objective)
     if model.next_sentence and objective != "mlm":
         yield (
             f"model.next_sentence = True needs model.objective = 'mlm'; {objective!r} sees no sentence pairs: "

@@ -225,13 +225,12 @@ def compile_report(
         hlo_path.write_text(text, encoding="utf-8")
     memory = _memory(compiled)
     fits = None if hbm_bytes is None else memory["total"] <= hbm_bytes
-    return report | {"needed_bytes": memory["total"], "fits": fits, "memory": memory, **_read_program(text, topology)}
-
-
-def _read_program(text: str, topology: Topology) -> dict[str, Any]:
     module = parse_module(text)
     collectives, unknown = read_collectives(module, topology.num_devices)
-    return {
+    return report | {
+        "needed_bytes": memory["total"],
+        "fits": fits,
+        "memory": memory,
         "collectives": [
             one._asdict() | {"dtypes": list(one.dtypes), "bytes": one.bytes, "sent_bytes": one.sent_bytes} for one in collectives
         ],

@@ -8,12 +8,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, MeshConfig
@@ -225,13 +225,8 @@ def _flops_of(jaxpr: Jaxpr) -> int:
             left, product = (cast(jax.core.ShapedArray, one.aval).shape for one in (equation.invars[0], equation.outvars[0]))
             flops += 2 * math.prod(product) * math.prod(left[axis] for axis in contracted)
         times = equation.params["length"] if equation.primitive is jax.lax.scan_p else 1
-        flops += times * sum(map(_flops_of, _inner(equation.params)))
+        flops += times * sum(map(_flops_of, jaxprs_in_params(equation.params)))
     return flops
-
-
-def _inner(params: Mapping[str, Any]) -> list[Jaxpr]:
-    leaves = jax.tree.leaves(dict(params), is_leaf=lambda leaf: isinstance(leaf, Jaxpr | ClosedJaxpr))
-    return [leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf for leaf in leaves if isinstance(leaf, Jaxpr | ClosedJaxpr)]
 
 
 def memory_bytes(config: Config, shape: dict[str, int], most_passes: float) -> Range:

@@ -57,7 +57,8 @@ def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> Trai
     """The state's shapes and dtypes, boxed with their logical axis names. Allocates nothing."""
     boxed = jax.eval_shape(functools.partial(_start, optimizer), boxed_parameters(config.model))
     # Where a part of an optimiser skips a parameter, its state has a box around nothing.
-    return jax.tree.map(lambda box: box if jax.tree.leaves(box) else nn.unbox(box), boxed, is_leaf=_is_box)
+    boxes = functools.partial(jax.tree.map, is_leaf=lambda node: isinstance(node, nn.meta.AxisMetadata))
+    return boxes(lambda box: box if jax.tree.leaves(box) else nn.unbox(box), boxed)
 
 
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -74,12 +75,14 @@ def create_state(
     `first_batch`.
     """
     shardings = shardings_of(abstract_state(config, optimizer, mesh))
+
+    def fresh(seed: Array) -> TrainState:
+        params = model.init(jax.random.key(seed), example_batch(config, 1), None)["params"]
+        return nn.unbox(_start(optimizer, params))
+
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         # The seed is an input, so that the runs of a sweep share the compiled program.
-        initial = jax.jit(
-            lambda seed: nn.unbox(_initial_state(config, model, optimizer, jax.random.key(seed))), out_shardings=shardings
-        )
-        state = initial(np.uint32(config.train.seed))
+        state = jax.jit(fresh, out_shardings=shardings)(np.uint32(config.train.seed))
         # The parameters of another run include omega.
         if is_profiled(config.model) and not config.train.start_from:
             profile = jax.jit(
@@ -91,15 +94,6 @@ def create_state(
             )
             state = state._replace(params=profile(state.params, dict(first_batch)))
     return state
-
-
-def _is_box(node: Any) -> bool:
-    return isinstance(node, nn.meta.AxisMetadata)
-
-
-def _initial_state(config: Config, model: Model, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
-    """Fresh parameters, boxed with their axis names, in a state of step 0."""
-    return _start(optimizer, model.init(key, example_batch(config, 1), None)["params"])
 
 
 def _start(optimizer: optax.GradientTransformation, params: Any) -> TrainState:

@@ -44,19 +44,6 @@ def test_a_rotation_multiplies_complex_numbers(decoder, theta):
             np.testing.assert_allclose(found[b, t, n, [i, i + width // 2]], [number.real, number.imag], atol=2e-4)
 
 
-def test_scores_of_turned_heads_depend_on_distances_alone(decoder):
-    config, rng = decoder(head_dim=8), np.random.default_rng(1)
-    query, key = (jnp.asarray(rng.standard_normal((1, 1, 1, 8)), jnp.float32) for _ in range(2))
-
-    def score(t, s):
-        one, other = (rotate(x, rotation(config, jnp.full((1, 1), place))) for x, place in ((query, t), (key, s)))
-        return float((one * other).sum())
-
-    for t, s in ((0, 0), (5, 2), (9, 13)):
-        np.testing.assert_allclose(score(t + 37, s + 37), score(t, s), atol=1e-5)
-    assert abs(score(5, 2) - score(2, 5)) > 1e-3
-
-
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("norm", [LayerNorm, HeadNorm])
 def test_norms_and_their_gradients(decoder, norm, kind):

@@ -35,7 +35,6 @@ def tied(params, loops):
         dict(residual="admin", admin_omega="closed_log"),
         dict(residual="ln_scaling", remat_policy="groups"),
         dict(residual="block_attn_res", residual_blocks=3),
-        pytest.param(dict(residual="deepnorm", remat_policy="full"), marks=pytest.mark.slow),  # by default: admin, which counts too
     ],
     ids=lambda changes: changes["residual"],
 )

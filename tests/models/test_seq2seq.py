@@ -95,17 +95,13 @@ def decoded(config, params, batch, length):
 @pytest.mark.parametrize(
     ("residual", "num_heads"),
     [
-        pytest.param("pre_ln", 1, marks=pytest.mark.slow),  # by default: the next, which is Pre-LN with a factor
         ("ln_scaling", 1),  # which counts its layers
         ("hybrid_norm", 2),  # which normalises what is cached
-        # Its blocks are of this token alone. By default: tests/models/test_generation.py
-        pytest.param("block_attn_res", 1, marks=pytest.mark.slow),
     ],
 )
 def test_cached_decoding_equals_the_whole_forward_pass(tiny_seq2seq, make_pairs, random_params, error, residual, num_heads):
-    loops = 2 if residual == "block_attn_res" else 1
     positions = "learned" if num_heads == 1 else "sinusoidal"
-    config = tiny_seq2seq(residual=residual, num_heads=num_heads, positions=positions, loops=loops)
+    config = tiny_seq2seq(residual=residual, num_heads=num_heads, positions=positions)
     batch = make_pairs([[1] * 5, [1, 1, 0, 0, 0]], [[1] * 7, [1] * 7])
     params = random_params(config)
     logits, tokens = decoded(config, params, batch, 7)
