@@ -200,8 +200,12 @@ def compile_train_step(
     arguments: tuple[Any, ...] = inputs, shapes_of(state), shapes_of(batch)
     shardings, rows = shardings_of(state), batch_sharding(mesh)
     if runs > 1:
+
+        def several(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((runs, *one.shape), one.dtype)
+
         step, shardings, rows = jax.vmap(step), replicated(mesh), replicated(mesh)
-        arguments = jax.tree.map(lambda one: jax.ShapeDtypeStruct((runs, *one.shape), one.dtype), arguments)
+        arguments = jax.tree.map(several, arguments)
     jitted = jax.jit(
         step,
         in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, rows)),
