@@ -40,7 +40,7 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path, 
     config = replace(config, train=replace(config.train, start_from=f"{trunk}@12"))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr("mhsh.training.branch._copy_checkpoint", Mock(side_effect=KeyboardInterrupt))
-        begin_branch(RunFolder.open_for_training(branch, config), config)
+        begin_branch(RunFolder.open_for_training(branch, config), config, str(trunk), 12)
     assert RunFolder(branch).read_run()["status"] == "branching"
     done = mhsh("train", *DECAYED, corpus, f"--config.train.start_from={trunk}@12", f"--workdir={branch}")
     assert done.returncode == 0, done.stderr

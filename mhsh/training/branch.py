@@ -13,7 +13,6 @@ from etils import epath
 
 from mhsh.config.entries import REGISTRIES, check_recorded
 from mhsh.config.fields import differences, free_fields
-from mhsh.config.resolve import branch_point
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
@@ -34,19 +33,18 @@ _SCHEDULE = (
 _COPYING = "branching"  # the status in run.json until the checkpoint is there
 
 
-def branch(folder: RunFolder, config: Config) -> None:
-    """Makes the new run in `folder` what RUN was after STEP: vocabulary, metrics, run.json, and at
-    last the checkpoint, so that what a killed copy leaves is copied anew. Does nothing where
-    train.start_from names no step, or the run has gone on. Raises UserError where RUN has no
-    checkpoint of STEP or diverged before it, its steps up to it are not those of `config`, or one
-    of the two folders is in a bucket and the other is not.
+def branch(folder: RunFolder, config: Config, start: str, step: int) -> None:
+    """Makes the new run in `folder` what the run in `start` was after `step`: vocabulary, metrics,
+    run.json, and at last the checkpoint, so that what a killed copy leaves is copied anew. Does
+    nothing where the run has gone on. Raises UserError where the other has no checkpoint of the
+    step or diverged before it, its steps up to it are not those of `config`, or one of the two
+    folders is in a bucket and the other is not.
     """
-    point = branch_point(config.train.start_from)
-    if point is None or folder.newest_checkpoint() is not None:
+    if folder.newest_checkpoint() is not None:
         return
     if folder.has_run_record() and folder.read_run().get("status") != _COPYING:
         return
-    trunk, step = RunFolder(point[0]), point[1]
+    trunk = RunFolder(start)
     checkpoints = StoredCheckpoints(trunk.checkpoints_path)
     kept = sorted(checkpoints.steps())
     checkpoints.close()
@@ -62,7 +60,7 @@ def branch(folder: RunFolder, config: Config) -> None:
         raise UserError(f"train.start_from = {config.train.start_from!r}: the run has no checkpoint of step {step}; {has}")
     other_file = check_recorded(config, record, trunk.path, REGISTRIES)
     if other_file:
-        again = f"put that file back, or start from {point[0]} without a step"
+        again = f"put that file back, or start from {start} without a step"
         raise UserError(f"train.start_from = {config.train.start_from!r}: {other_file}; {again}")
     _check_same_steps(trunk, config, step)
     if trunk.is_remote != folder.is_remote:

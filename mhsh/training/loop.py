@@ -149,7 +149,8 @@ def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | 
         differing = format_differences(folder.read_config(), config, without=free_fields(config.model.objective))
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
-        branch(folder, config)
+        if (point := branch_point(config.train.start_from)) is not None:
+            branch(folder, config, *point)
     wait_for_all("the folder")
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:

@@ -117,7 +117,7 @@ def does_not_fit(config: Config, mesh_shape: Mapping[str, int], device_bytes: in
 def _leaner(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
     devices = mesh_shape[DATA_AXIS] * mesh_shape[FSDP_AXIS]
     sharded = {**mesh_shape, DATA_AXIS: 1, FSDP_AXIS: devices}
-    shapes = [mesh_shape] if any(indivisible(config, sharded)) else [mesh_shape, sharded]
+    shapes = [mesh_shape] if any(indivisible(config.model, config.train, sharded)) else [mesh_shape, sharded]
     most = config.train.batch_size // devices  # micro-batches, each of a row a device
     for steps, shape in itertools.product((config.train.accumulation_steps, most), shapes):
         for policy in candidates(platform, shape)[-2:]:

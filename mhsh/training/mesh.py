@@ -51,7 +51,7 @@ def choose_mesh(config: Config, num_devices: int, num_slices: int = 1) -> MeshCh
     if mesh.tensor > 1:  # scattering along another axis would undo its shards
         return MeshChoice(DATA_AXIS, "mesh.tensor shards the matrices")
     whole, sharded = ({DATA_AXIS: data, FSDP_AXIS: count // data, "tensor": 1} for data in (count, 1))
-    problem = next(indivisible(config, sharded), None)
+    problem = next(indivisible(config.model, config.train, sharded), None)
     if problem:
         return MeshChoice(DATA_AXIS, problem)
     depths = config.model.num_layers, config.model.num_decoder_layers
@@ -100,7 +100,7 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     devices = jax.devices() if devices is None else devices
     num_slices = count_slices(devices)
     shape = mesh_shape(config, len(devices), num_slices)
-    check_divisibility(config, shape)
+    check_divisibility(config.model, config.train, shape)
     outer = [axis for axis in BATCH_AXES if shape[axis] % num_slices == 0][:1]
     if not outer:
         raise UserError(

@@ -58,7 +58,7 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
     """
     devices = devices or Devices.of(jax.devices())
     shape = mesh_shape(config, devices.count, devices.slices)
-    check_divisibility(config, shape)
+    check_divisibility(config.model, config.train, shape)
     if devices.bytes is not None:
         devices = devices._replace(bytes=devices.bytes // together)
     choice = None

@@ -15,7 +15,6 @@ import numpy as np
 
 from mhsh.config.entries import recorded_entries
 from mhsh.config.fields import all_fields, flatten
-from mhsh.config.schema import Config
 from mhsh.errors import Unavailable
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
@@ -184,11 +183,12 @@ class RunRecord:
             "xla_flags": flags_in_force(),
             **({"cells_together": run.together} if run.together > 1 else {}),
         }
-        clock = {name: before[name] for name in ran if name in before} | _clock_settings(run.folder.read_config())
+        then, now = (_clock_settings(flatten(each)) for each in (run.folder.read_config(), config))
+        clock = {name: before[name] for name in ran if name in before} | then
         self._values: dict[str, Any] = {
             **ran,
             # Who reads seconds asks what ran from which step on.
-            "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | _clock_settings(config)),
+            "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | now),
             "changed": run.folder.changed(start) | ({str(start): dict(changed)} if changed else {}),
             "code": _by_step(before.get("code", {}), start, code_hash()),
             "numerics": _by_step(before.get("numerics", {}), start, numerics()),
@@ -242,9 +242,9 @@ def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
     return kept if now in list(kept.values())[-1:] else kept | {str(start): now}
 
 
-def _clock_settings(config: Config) -> dict[str, Any]:
+def _clock_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that change seconds, without those of which run.json has what ran."""
-    values, clock = flatten(config), (field for field in all_fields(config.model.objective) if field.role == "clock")
+    clock = (field for field in all_fields(values["model.objective"]) if field.role == "clock")
     return {field.name: values[field.path] for field in clock if field.row != "mesh" and field.name != "remat_policy"}
 
 

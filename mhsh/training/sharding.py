@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mhsh.config.schema import Config, ModelConfig
+from mhsh.config.schema import ModelConfig, TrainConfig
 from mhsh.errors import UserError
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS
 from mhsh.models.parameters import AXES, axis_length
@@ -32,16 +32,15 @@ def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
     return (("batch", BATCH_AXES), ("length", None), ("activation", None), *axes.items())
 
 
-def check_divisibility(config: Config, shape: Mapping[str, int]) -> None:
+def check_divisibility(model: ModelConfig, train: TrainConfig, shape: Mapping[str, int]) -> None:
     """Raises UserError if the model or a micro-batch cannot be divided over the mesh."""
-    problem = next(indivisible(config, shape), None)
+    problem = next(indivisible(model, train, shape), None)
     if problem:
         raise UserError(problem)
 
 
-def indivisible(config: Config, shape: Mapping[str, int]) -> Iterator[str]:
+def indivisible(model: ModelConfig, train: TrainConfig, shape: Mapping[str, int]) -> Iterator[str]:
     """The parts of the model and of a micro-batch that a mesh of that shape does not divide."""
-    model, train = config.model, config.train
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:
         yield (

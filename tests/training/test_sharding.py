@@ -36,14 +36,15 @@ from tests.training.states import mesh_of
 def test_what_does_not_divide_is_named(make_config, overrides, shape, message):
     config = make_config("bert", "2l8h", **overrides)
     with pytest.raises(UserError, match=message):
-        check_divisibility(config, dict(zip(MESH_AXES, shape, strict=True)))
+        check_divisibility(config.model, config.train, dict(zip(MESH_AXES, shape, strict=True)))
 
 
 def test_heads_of_keys_and_values_are_divided_too(make_config):
     message = r"model\.num_kv_heads = 2 is not divisible by mesh\.tensor = 4; .*next multiple: 4"
+    shared, whole, shape = make_config("gpt", "6l4h_gqa"), make_config("gpt", "6l4h"), {"data": 1, "fsdp": 1, "tensor": 4}
     with pytest.raises(UserError, match=message):
-        check_divisibility(make_config("gpt", "6l4h_gqa"), {"data": 1, "fsdp": 1, "tensor": 4})
-    check_divisibility(make_config("gpt", "6l4h"), {"data": 1, "fsdp": 1, "tensor": 4})
+        check_divisibility(shared.model, shared.train, shape)
+    check_divisibility(whole.model, whole.train, shape)
     model = make_config("gpt", "12l2h_gqa").model
     attention = partition_specs(boxed_parameters(model), {"data": 1, "fsdp": 1, "tensor": 2}, model)["encoder"]["layers"][
         "attention"
