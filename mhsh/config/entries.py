@@ -151,9 +151,7 @@ def check_recorded(config: Config, record: Mapping[str, Any], folder: object, ne
 
 
 def files_of(config: Config) -> list[str]:
-    """The files of the user's entries that the config names, for --with of another process. Raises
-    UserError where one is of a notebook.
-    """
+    """The files of the user's entries that the config names, for --with of another process."""
     return sorted({path for registry, name in named_entries(config) for path in registry.files(name)})
 
 

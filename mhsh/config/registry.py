@@ -28,7 +28,6 @@ Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
 WITH = "--with=FILE.py"
-_NOTEBOOK = "a notebook"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Origin:
 
     file: str  # its name
     sha256: str  # of its content, in hex
-    path: str | None = dataclasses.field(compare=False)  # None: a cell of a notebook
+    path: str = dataclasses.field(default="", compare=False)  # empty: of a run, which records none
 
     def __str__(self) -> str:
         return f"{self.file} (sha256 {self.sha256[:12]})"
@@ -98,13 +97,8 @@ class Registry(Generic[Entry]):
         return self._entries[name]
 
     def files(self, name: str) -> list[str]:
-        """The file of a user's entry; none of one of mhsh's own. Raises UserError where it is of a
-        notebook.
-        """
-        origin = self._origins.get(name)
-        if origin is not None and origin.path is None:
-            raise UserError(f"the {self.kind} {name!r} is of a notebook, which another process cannot read; write it into a file")
-        return [] if origin is None else [str(origin.path)]
+        """The file of a user's entry; none of one of mhsh's own."""
+        return [self._origins[name].path] if name in self._origins else []
 
     def refuse(self, name: str, names: Iterable[str]) -> NoReturn:
         """Raises the UserError of a name that is none of `names`."""
@@ -120,9 +114,9 @@ class Registry(Generic[Entry]):
         here = self._origins.get(name)
         if known is None:
             return ""
-        there = Origin(known["file"], known["sha256"], None)
+        there = Origin(known["file"], known["sha256"])
         if name not in self:
-            remedy = "run the cell that adds it first" if there.file == _NOTEBOOK else f"add {with_flag(there.file)}, that file"
+            remedy = f"add {with_flag(there.file)}, that file"
             raise UserError(f"{folder} has the {self.kind} {name!r} of {there}, which is not loaded; {remedy}")
         if here is not None and here.sha256 == there.sha256:
             return ""
@@ -135,9 +129,7 @@ class Registry(Generic[Entry]):
         origin = self._origins.get(name)
         if origin is None:
             names = (entry["file"] for entry in recorded if (entry["field"], entry["name"]) == (self.field, name))
-            return next((file for file in names if file != _NOTEBOOK and name not in self), None)
-        if origin.path is None:
-            return None
+            return next((file for file in names if name not in self), None)
         path, here = Path(origin.path), Path.cwd().resolve()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -154,13 +146,10 @@ def with_flag(path: str) -> str:
 
 def _origin(code: Callable[..., Any], what: str) -> Origin:
     try:
-        path = inspect.getsourcefile(code)
-        if path is not None and Path(path).is_file():
-            return Origin(Path(path).name, hashlib.sha256(Path(path).read_bytes()).hexdigest(), str(Path(path).resolve()))
-        source = inspect.getsource(code)  # of a notebook
+        path = Path(inspect.getsourcefile(code) or "")
+        return Origin(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), str(path.resolve()))
     except (OSError, TypeError) as error:
-        raise UserError(f"{what} has no source that a run could record ({error}); write it into a file") from error
-    return Origin(_NOTEBOOK, hashlib.sha256(source.encode()).hexdigest(), None)
+        raise UserError(f"{what} is of no file that a run could record ({error}); write it into one") from error
 
 
 def load_file(path: str, kind: str, advice: str) -> ModuleType:
