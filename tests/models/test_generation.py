@@ -190,12 +190,3 @@ def test_draws_have_the_probabilities_of_the_softmax(causal, random_params):
     best = set(np.argsort(-logits)[:3].tolist())
     drawn = {token for row in written(model, params, prompts, [1] * 64, allowed, 5.0, top_k=3) for token in row}
     assert drawn <= best and len(drawn) > 1
-
-
-def test_a_prompt_draws_the_same_alone_and_among_others(causal, random_params):
-    config = causal()
-    model, params = built(config), random_params(config)
-    allowed = np.ones(48, bool)
-    together = written(model, params, [[7, 8, 9], [4], [5] * 6], [8, 8, 8], allowed, 1.0, seed=3)
-    assert written(model, params, [[7, 8, 9]], [8], allowed, 1.0, seed=3) == together[:1]
-    assert written(model, params, [[7, 8, 9]], [8], allowed, 1.0, seed=4) != together[:1]
