@@ -28,23 +28,6 @@ _DOING = {
 _FIRST_LEFT_OUT = ("tokens", "mfu", "grad", "lr", "pace", "val", "loss")  # where the line is too long
 
 
-def figures(row: Mapping[str, Any] | None, validation: float | None, pace: float | None) -> dict[str, str]:
-    """The figures of a training row in words, by name; `validation` is the last such loss, and
-    `pace` the seconds a step.
-    """
-    if row is None:
-        return {}
-    words = {"loss": f"loss {format_loss(row['loss'])}"}
-    if validation is not None:
-        words["val"] = f"val {format_loss(validation)}"
-    words |= {"lr": f"lr {row['learning_rate']:.3g}", "grad": f"grad {row['grad_norm']:.2f}"}
-    if pace:
-        words |= {"pace": f"{timing(pace)}/step", "tokens": f"{row['tokens_per_second']:,.0f} tokens/s"}
-    if "mfu" in row:
-        words["mfu"] = f"MFU {row['mfu']:.1%}"
-    return words
-
-
 def fitted(words: Mapping[str, str], width: int) -> str:
     """The words on one line of at most `width` columns. What does not fit is left out,
     _FIRST_LEFT_OUT first.
@@ -119,15 +102,22 @@ class Display(Tracker):
             print(_CLEAR, end="", flush=True)
 
     def _words(self, step: int) -> dict[str, str]:
-        row, pace, left = self._row, None, 0.0
-        if row is not None:
-            pace = row["tokens"] / row["step"] / row["tokens_per_second"]
-            # Of all steps of this process, evaluations and checkpoints included.
-            began, since = self._began
-            elapsed = (time.monotonic() - since) / (step - began) if step > began else pace
-            left = (self._num_steps - step) * elapsed
-        words = {"step": f"{step}/{self._num_steps}"} if step else {}
-        words |= figures(row, self._validation, pace)
+        """The newest figures in words, by name."""
+        words, row = {"step": f"{step}/{self._num_steps}"} if step else {}, self._row
+        if row is None:
+            return words
+        words["loss"] = f"loss {format_loss(row['loss'])}"
+        if self._validation is not None:
+            words["val"] = f"val {format_loss(self._validation)}"
+        words |= {"lr": f"lr {row['learning_rate']:.3g}", "grad": f"grad {row['grad_norm']:.2f}"}
+        speed = row["tokens_per_second"]  # 0: the steps since the last row were of padding alone
+        pace = row["tokens"] / row["step"] / speed if speed else 0.0
+        words |= {"pace": f"{timing(pace)}/step", "tokens": f"{speed:,.0f} tokens/s"} if pace else {}
+        if "mfu" in row:
+            words["mfu"] = f"MFU {row['mfu']:.1%}"
+        # Of all steps of this process, evaluations and checkpoints included.
+        began, since = self._began
+        left = (self._num_steps - step) * ((time.monotonic() - since) / (step - began) if step > began else pace)
         return words | ({"left": f"{duration(left)} left"} if left else {})
 
     def _paint(self) -> None:
