@@ -179,20 +179,17 @@ def compile_report(
     config: Config, topology: Topology, hbm_bytes: int | None = None, hlo_path: Path | None = None, runs: int = 1
 ) -> dict[str, Any]:
     """Compiles the training step of `config` for `topology` in this process, without making any
-    array, and reads the figures from the compiled program.
+    array. Returns the figures of the compiled program for JSON: bytes are per device, counts per
+    step. `fits` is None where the memory of a device is not known. Where the compiler ran out of
+    memory, `needed_bytes` is what it asked for, and the figures of a program are absent.
 
     Args:
       hbm_bytes: memory of one device, instead of the public figure.
       hlo_path: a file for the program's text.
       runs: that are trained together.
 
-    Returns:
-      A dictionary for JSON. Bytes are per device, counts per step. `fits` is None where the memory
-      of a device is not known. Where the compiler ran out of memory, `needed_bytes` is what it
-      asked for, and figures of a compiled program are absent.
-
     Raises UserError where the mesh does not make the devices, the model or the batch does not
-    divide, or there is no compiler.
+    divide, or the compiler is missing.
     """
     devices = _devices_of(topology)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
