@@ -114,6 +114,14 @@ def current_path(path: str, version: int) -> str:
     return path
 
 
+def current_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by path that changed while a run went on, by the paths of today. A field that is gone
+    is left out: such a change decides no loss.
+    """
+    gone = {change.path for change in CHANGES if isinstance(change, Removed)}
+    return {current_path(path, 0): value for path, value in values.items() if path not in gone}
+
+
 def _apply_changes(fields: dict[str, Any], version: int) -> None:
     """Renames and removes what was renamed and removed since."""
     for change in sorted(CHANGES, key=lambda change: change.since):

@@ -17,7 +17,7 @@ from etils import epath
 from msgspec.structs import replace
 
 from mhsh.config.fields import format_differences, free_fields
-from mhsh.config.recorded import WRITER, check_version, from_record, to_record
+from mhsh.config.recorded import WRITER, check_version, current_values, from_record, to_record
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.configs import override
@@ -163,7 +163,8 @@ class RunFolder:
         """The config that trained `step` (None: with which the run went on last)."""
         config = self.begun_config()
         for values in self.changed(step).values():
-            config = from_dict(override(to_dict(config), values.items(), f"{self.path / 'run.json'}, changed: "))
+            changes = current_values(values).items()
+            config = from_dict(override(to_dict(config), changes, f"{self.path / 'run.json'}, changed: "))
         return config
 
     def changed(self, step: int | None) -> dict[str, dict[str, Any]]:

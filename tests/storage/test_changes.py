@@ -60,10 +60,12 @@ def test_fields_change_by_their_role(configs, objective, path):
 
 
 def test_run_json_says_what_changed_from_which_step_on(tmp_path, configs):
-    """Every reader has the config that the run went on with; what it began with stays."""
+    """Every reader has the config that the run went on with; what it began with stays. A field that
+    is gone since is passed over.
+    """
     begun = configs["mlm"]
     folder = RunFolder.open_for_training(tmp_path / "run", begun)
-    folder.write_run({"changed": {"24": {"mesh.fsdp": 1, "train.log_interval": 7}, "9": {"mesh.fsdp": 4}}})
+    folder.write_run({"changed": {"24": {"mesh.fsdp": 1, "train.log_interval": 7}, "9": {"mesh.fsdp": 4, "train.keep_every": 5}}})
     assert folder.begun_config() == begun
     assert [folder.config_at(step).mesh.fsdp for step in (9, 24, 25, None)] == [-1, 4, 1, 1]
     now = folder.read_config([("data.source", "text:moved")])
