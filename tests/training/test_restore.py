@@ -12,9 +12,7 @@ import optax
 import pytest
 from msgspec.structs import replace
 
-from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config
-from mhsh.configs import load
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
@@ -23,7 +21,7 @@ from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
 from tests.training.batches import random_batch
 from tests.training.states import fresh_state, mesh_of, train_step_of
-from tests.training.test_step import NO_DROPOUT, assert_close
+from tests.training.test_step import NO_DROPOUT
 
 STEPS = (10, 20, 30, 40)
 
@@ -146,54 +144,11 @@ def test_another_shape_is_refused(pretrained, change, named):
         init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
 
 
-# Two phases.
-
-
 def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainState:
     mesh, step = mesh_of(1, 1, 1), train_step_of(config)
     for seed in seeds:
         state, _ = step(state, put_batch(random_batch(config, config.train.batch_size, seed), mesh))
     return state
-
-
-def configs_of_phases(folder: Path, changes: dict[str, Any]) -> list[Config]:
-    """The whole training and its two phases of bert, on rows of one length. The second
-    starts from `folder`.
-    """
-    bert, configs = load("bert"), []
-    for recipe in ((), *(bert.RECIPES[name] for name in ("phase1", "phase2"))):
-        fields = bert.get_config("2l8h")
-        length, predictions = fields.data.sequence_length, fields.data.max_predictions
-        fields.unlock()
-        fields.update_from_flattened_dict(changes)
-        for change in recipe:
-            change(fields)
-        fields.data.update(sequence_length=length, max_predictions=predictions)
-        fields.model.max_positions = length
-        if fields.train.keep_moments:
-            fields.train.start_from = str(folder)
-        configs.append(from_dict(fields.to_dict()))
-    return configs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_two_phases_on_rows_of_one_length_are_one_training(tmp_path, optimizer):
-    """Nine steps, and one more with their moments and at their rate, equal ten."""
-    settings = {"optimizer.name": optimizer, "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 3, "train.num_steps": 10}
-    whole, first, second = configs_of_phases(tmp_path / "first", NO_DROPOUT | settings)
-    assert (first.train.num_steps, second.train.num_steps) == (9, 1)
-    expected = steps_on(whole, fresh_state(whole), range(10))
-    save(first, tmp_path / "first", 9, steps_on(first, fresh_state(first), range(9)))
-    state, report = init_from_run(second, fresh_state(second), mesh_of(1, 1, 1))
-    assert (int(state.step), report["moments"], report["fresh"], report["left"]) == (0, True, [], [])
-    state = steps_on(second, state, [9])
-    assert optax.tree.get(state.opt_state, "count") == 10
-    actual, wanted = jax.device_get(state.params), jax.device_get(expected.params)
-    for params in (actual, wanted):
-        # The softmax does not see it: its gradient is the rounding of a zero.
-        del params["encoder"]["layers"]["attention"]["key_bias"]
-    assert_close(actual, wanted, 1e-5)
 
 
 def test_a_longer_position_table_goes_on_where_the_old_one_ends(make_config, tmp_path):
