@@ -23,7 +23,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "mhsh", folder / "mhsh", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
     optimizer = folder / "mhsh" / "training" / "optimizer.py"
-    source, line = optimizer.read_text(encoding="utf-8"), "rate = -jnp.asarray(extra["
+    source, line = optimizer.read_text(encoding="utf-8"), "-jnp.asarray(learning_rate"
     assert source.count(line) == 1
     optimizer.write_text(source.replace(line, line.replace("-", "-3 * ")), encoding="utf-8")
     return folder
