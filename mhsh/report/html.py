@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mhsh.report.figure_files import CurveStyle, curve_style
-from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Column, CurveGroup, Curves, Report, Row, Table, TableCell
+from mhsh.report.report import CAUTION, DIFFERENCE, GROUPS, MARK, RUNS, Column, Curves, Report, Row, Table, TableCell
 from mhsh.text import sanitize
 
 _SCRIPTS = ("lines.js", "plot.js", "export.js", "page.js")
@@ -99,7 +99,10 @@ def _style_of(report: Report, row: Row) -> CurveStyle | None:
     """That of the curve of the row's group or run."""
     if report.curves is None or (row.run is None and row.group is None):
         return None
-    return _run_style(report.curves, row.run) if row.run is not None else _group_style(report.curves.groups[row.group or 0])
+    if row.run is not None:
+        return _run_style(report.curves, row.run)
+    group = report.curves.groups[row.group or 0]
+    return curve_style(group.color, group.variant)
 
 
 def _cells(table: Table, row: Row) -> list[tuple[Column, TableCell]]:
@@ -111,10 +114,6 @@ def _caution(table: Table, row: Row) -> str:
     return next((cell.text for column, cell in zip(table.columns, row.full, strict=True) if column.name == CAUTION), "")
 
 
-def _group_style(group: CurveGroup) -> CurveStyle:
-    return curve_style(group.color, group.variant)
-
-
 def _run_style(curves: Curves, run: int) -> CurveStyle:
     """The colour and the marker of its group, and a dash of its own."""
     group = curves.groups[curves.group_of[run]]
@@ -123,20 +122,18 @@ def _run_style(curves: Curves, run: int) -> CurveStyle:
 
 def _content(report: Report) -> dict[str, Any]:
     """What the scripts read: the fields of Curves, the points, and the styles of all lines."""
-    curves, points = report.curves, [_fields(figure) for figure in report.points]
-    for figure in points:
-        figure["series"] = [_fields(each) | _fields(curve_style(each.color, each.variant)) for each in figure["series"]]
-    if curves is None:
-        return {"runs": (), "points": points}
-    runs = [_fields(run) | {"style": _run_style(curves, place)} for place, run in enumerate(curves.runs)]
-    groups = [_fields(group) | {"style": _group_style(group)} for group in curves.groups]
-    most = max((len(set(values)) for values in curves.fields.values()), default=0)
-    styles = [curve_style(place) for place in range(most)]
-    return {**_fields(curves), "runs": runs, "groups": groups, "points": points, "styles": styles}
-
-
-def _fields(of: Any) -> dict[str, Any]:
-    return {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
+    content = msgspec.to_builtins(report.curves) if report.curves else {"runs": ()}
+    content["points"] = msgspec.to_builtins(report.points)
+    for series in (series for figure in content["points"] for series in figure["series"]):
+        series.update(msgspec.to_builtins(curve_style(series["color"], series["variant"])))
+    if report.curves is not None:
+        for place, run in enumerate(content["runs"]):
+            run["style"] = _run_style(report.curves, place)
+        for group in content["groups"]:
+            group["style"] = curve_style(group["color"], group["variant"])
+        most = max((len(set(values)) for values in report.curves.fields.values()), default=0)
+        content["styles"] = [curve_style(place) for place in range(most)]
+    return content
 
 
 def _to_json(value: Any) -> str:

@@ -261,20 +261,13 @@ def _run_cells(group: Group, member: Member) -> list[str | TableCell]:
     run = member.run
     if run is None or not run.has_logged:
         return [f"seed {seeds}", group.name, seeds, state, *[""] * 5]
-    losses = [TableCell(format_loss(loss), value=loss) for loss in (run.final_validation, run.final_train)]
-    steps = run.spent("step")
-    return [
-        run.name,
-        group.name,
-        seeds,
-        state,
-        *losses,
-        "" if steps is None else TableCell(f"{steps:,.0f}", value=steps),
-        *(
-            TableCell(words(run.spent(axis)), value=run.spent(axis))
-            for axis, words in (("tokens", text.count), ("seconds", text.duration))
-        ),
-    ]
+    numbers = [(loss, format_loss) for loss in (run.final_validation, run.final_train)]
+    numbers += [(run.spent("step"), _whole), (run.spent("tokens"), text.count), (run.spent("seconds"), text.duration)]
+    return [run.name, group.name, seeds, state, *(TableCell(words(value), value=value) for value, words in numbers)]
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
 
 
 def conditions_table(section: ReportSection) -> Table | None:

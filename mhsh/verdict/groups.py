@@ -189,18 +189,13 @@ def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]
     several = other_files([member.run for member in members if member.run is not None])
     keys = [(_key(member), tuple(sorted(several & _files(member.run))) if member.run else ()) for member in members]
     for indices in seed_groups(keys, [member.config for member in members]):
-        seen: dict[bytes, RecordedRun] = {}
-        different = []
+        different: list[Member] = []
         for member in (members[index] for index in indices):
-            curve = _curve_bytes(member.run)
-            first = seen.setdefault(curve, member.run) if member.run is not None and curve is not None else member.run
-            copied = next((each.run for each in different if _are_copies(each.run, member.run)), None)
-            if first is member.run and copied is not None and member.run is not None:
-                lines.append(f"{member.run.path}: its batches are those of {copied.path}, of another data seed; they count as one")
-            elif first is member.run:
+            line = _why_equal(member.run, [each.run for each in different if each.run is not None]) if member.run else ""
+            if line:
+                lines.append(line)
+            else:
                 different.append(member)
-            elif member.run is not None and first is not None:
-                lines.append(f"{member.run.path}: every digit of its curves equals {first.path}; they count as one run")
         kept.append(tuple(sorted(different, key=lambda member: member.replicate)))
     configs = [members[0].config for members in kept]
     groups = zip(names_of(configs), configs, kept, (members[0].cell for members in kept), strict=True)
@@ -262,21 +257,32 @@ def without_seeds(config: Config) -> Config:
     return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
-def _curve_bytes(run: RecordedRun | None) -> bytes | None:
+def _why_equal(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
+    """Why a run and another one of its group count as one; empty where they do not."""
+    curve = _curve_bytes(run)
+    for other in others:
+        if curve is not None and curve == _curve_bytes(other):
+            return f"{run.path}: every digit of its curves equals {other.path}; they count as one run"
+    for other in others:
+        if _are_copies(other, run):
+            return f"{run.path}: its batches are those of {other.path}, of another data seed; they count as one"
+    return ""
+
+
+def _curve_bytes(run: RecordedRun) -> bytes | None:
     """The steps and losses of a run; None if fewer than two losses are finite: these may be equal
     by chance.
     """
-    curves = run.curves.values() if run is not None else ()
-    if sum(int(np.isfinite(curve.loss).sum()) for curve in curves) < 2:
+    if sum(int(np.isfinite(curve.loss).sum()) for curve in run.curves.values()) < 2:
         return None
-    return b"|".join(values.tobytes() for curve in curves for values in (curve.x["step"], curve.loss))
+    return b"|".join(values.tobytes() for curve in run.curves.values() for values in (curve.x["step"], curve.loss))
 
 
-def _are_copies(one: RecordedRun | None, other: RecordedRun | None) -> bool:
+def _are_copies(one: RecordedRun, other: RecordedRun) -> bool:
     """Whether two runs of different data seeds have equal batches at the steps that both logged:
     one is a copy of the other, with its seed edited.
     """
-    if one is None or other is None or one.config.data.seed == other.config.data.seed:
+    if one.config.data.seed == other.config.data.seed:
         return False
     both, ours, theirs = np.intersect1d(one.batches["step"], other.batches["step"], return_indices=True)
     return len(both) > 1 and bool((one.batches["checksum"][ours] == other.batches["checksum"][theirs]).all())

@@ -340,7 +340,7 @@ def test_the_page_is_used_by_keyboard_alone(report: Report, tmp_path: Path) -> N
         switches = ["split", "axis", "view", "by", "png", "svg", "plot", "checkbox", "checkbox", "search"]
         assert [each or "SUMMARY" for each in reached if each not in ("button", "scroll ")] == [
             "small",
-            "scroll first cards",
+            "scroll first",
             "SUMMARY",
             *switches,
         ]

@@ -9,9 +9,9 @@
     return element;
   };
   const element = (name, values, text = "") => set(Object.assign(document.createElementNS(SPACE, name), { textContent: text }), values);
-  const drawn = ({ text, d, x = 0, y = 0, scale = 1, size, fill, stroke, width = 1, opacity = 1, dash = [] }) => element(text ? "text" : "path", {
-    ...(text ? { "font-size": size, "font-weight": 600 } : { d }), transform: `translate(${x} ${y}) scale(${scale})`,
-    fill: fill || "none", stroke: stroke || "none", "stroke-width": width, "stroke-dasharray": dash.join(" ") || "none", opacity,
+  const drawn = ({ text, d, x = 0, y = 0, scale = 1, size, fill, halo, stroke, width = 1, opacity = 1, dash = [] }) => element(text ? "text" : "path", {
+    ...(text ? { "font-size": size, "font-weight": 600, "paint-order": "stroke" } : { d }), transform: `translate(${x} ${y}) scale(${scale})`,
+    fill: fill || "none", stroke: halo || stroke || "none", "stroke-width": halo ? 3 : width, "stroke-dasharray": dash.join(" ") || "none", opacity,
   }, text);
   // A piece of a line for legends, as parts.html draws it.
   report.swatch = line => {

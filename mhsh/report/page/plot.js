@@ -71,7 +71,7 @@
         const { line, row, x, y } = column[index], left = at ? Math.max(...column.map(each => each.x)) + 8 : width + 18;
         return [
           ...(at ? [] : [{ d: `M${x + 4} ${y}L${width + 15} ${place}`, stroke: GREY }]),
-          { text: o.endText(line, line.y[row], at > 0), fill: at ? line.color : ink(), x: left, y: place + 4, size: at ? 11 : 12 },
+          { text: o.endText(line, line.y[row], at > 0), fill: at ? line.color : ink(), halo: color("--paper"), x: left, y: place + 4, size: at ? 11 : 12 },
         ];
       });
     });
@@ -118,6 +118,10 @@
       Object.assign(context, { fillStyle: shape.fill, strokeStyle: shape.stroke, lineWidth: shape.width || 1, globalAlpha: shape.opacity || 1 });
       Object.assign(context, { font: `600 ${shape.size}px ${FONT}`, textAlign: "left", textBaseline: "alphabetic", lineJoin: "round" });
       context.setLineDash(shape.dash || []);
+      if (shape.halo) { // over curves
+        Object.assign(context, { strokeStyle: shape.halo, lineWidth: 3 });
+        context.strokeText(shape.text, 0, 0);
+      }
       if (shape.text) context.fillText(shape.text, 0, 0);
       else if (shape.fill) context.fill(new Path2D(shape.d));
       if (shape.stroke) context.stroke(new Path2D(shape.d));
