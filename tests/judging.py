@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.verdict.estimate import Estimate
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import Comparison, compare, judge_page
@@ -18,6 +20,7 @@ from tests.planted import MakeRun
 from tests.sweeps import write_sweep
 
 NAN = math.nan
+COSTS = ("parameters", "tokens", "flops")  # of a planned cell
 STUCK = 2.95  # not 0.1 nats below the entropy of 3.0
 SHALLOW = [2.500, 2.511, 2.489, 2.507, 2.494]
 DEEPER = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
@@ -52,13 +55,24 @@ def planted(make_run: MakeRun, shapes: Mapping[str, tuple[Mapping[str, Any], Seq
     ]
 
 
-def heads(path: Path, shallow: Sequence[float], deep: Sequence[float]) -> Path:
+def swept(path: Path, axes: Sequence[str], loss: Callable[..., float | None], fields: Mapping[str, Any] | None = None) -> Path:
+    """A sweep whose cells end at `loss` of their values on the axes; None: that one has not run."""
+    fields = fields or load_fields("evidence", "heads")
+    names = [cell.name for cell in cells_of(parse_axes(axes, fields), fields, lambda _: dict.fromkeys(COSTS, 0))]
+    values = {name: [_value(text) for text in re.findall("-([^_]+)", name)] for name in names}
+    ends = {name: end for name, of in values.items() if (end := loss(*of)) is not None}
+    return write_sweep(path, fields, axes, ends).path
+
+
+def _value(text: str) -> int | float | str:
+    return int(text) if text.isdigit() else float(text) if text[0].isdigit() else text
+
+
+def heads(path: Path, shallow: Sequence[float | None], deep: Sequence[float | None]) -> Path:
     """A sweep of two groupings; an end of None has not run."""
-    seeds = range(max(len(shallow), len(deep)))
-    ends = {f"heads_per_layer-8_seed-{seed}": loss for seed, loss in enumerate(shallow) if loss is not None}
-    ends |= {f"heads_per_layer-1_seed-{seed}": loss for seed, loss in enumerate(deep) if loss is not None}
-    axes = ["heads_per_layer=8,1", f"seed={','.join(map(str, seeds))}"]
-    return write_sweep(path, load_fields("evidence", "heads"), axes, ends).path
+    seeds = ",".join(str(seed) for seed in range(max(len(shallow), len(deep))))
+    ends = {8: shallow, 1: deep}
+    return swept(path, ["heads_per_layer=8,1", f"seed={seeds}"], lambda heads, seed: dict(enumerate(ends[heads])).get(seed))
 
 
 NOT_IMPROVED = "never improved on the token frequencies (unigram entropy, 3.000)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mhsh.report.report import CAUTION, Report, Table
+from mhsh.report.report import CAUTION, Report
 from mhsh.text import sanitize
 
 _SPECIAL = {
@@ -21,9 +21,20 @@ _SPECIAL = {
 
 def report_to_tex(report: Report, author: str) -> bytes:
     """A table with a row a group and a caption that says what the intervals are."""
-    body = [line for table in report.results for line in _rows(table, named=len(report.results) > 1)]
     head = report.results[0]
-    kept = _columns(head)
+    kept = [place for place, column in enumerate(head.columns) if column.name != CAUTION]
+    body = []
+    for table in report.results:
+        body.append(r"\midrule")
+        if len(report.results) > 1:
+            body.append(f"\\multicolumn{{{len(kept)}}}{{l}}{{{escape(table.section)}}} \\\\")
+        for cells in ([row.full[place] for place in kept] for row in table.rows):
+            # Of the numbers the differences alone have intervals: a column of text holds no more.
+            words = [
+                cell.words if place in table.forests else f"{cell.text} {cell.mark}".rstrip()
+                for place, cell in zip(kept, cells, strict=True)
+            ]
+            body.append(" & ".join(map(escape, words)) + r" \\")
     lines = [
         f"% {author}. In the preamble: \\usepackage{{booktabs, amssymb, graphicx}}",
         r"\begin{table}",
@@ -45,26 +56,3 @@ def report_to_tex(report: Report, author: str) -> bytes:
 def escape(text: str) -> str:
     """The text on one line, with nothing that LaTeX would interpret."""
     return "".join(_SPECIAL.get(character, character) for character in sanitize(text))
-
-
-def _columns(table: Table) -> list[int]:
-    return [place for place, each in enumerate(table.columns) if each.name != CAUTION]
-
-
-def _rows(table: Table, named: bool) -> list[str]:
-    kept = _columns(table)
-    name = [f"\\multicolumn{{{len(kept)}}}{{l}}{{{escape(table.section)}}} \\\\"] * named
-    return [r"\midrule", *name, *_cells(table, kept)]
-
-
-def _cells(table: Table, kept: list[int]) -> list[str]:
-    """Of the numbers the differences alone have their intervals: a column of text holds no more."""
-    rows = [[row.full[place] for place in kept] for row in table.rows]
-    words = [
-        [
-            cell.words if place in table.forests else f"{cell.text} {cell.mark}".rstrip()
-            for place, cell in zip(kept, row, strict=True)
-        ]
-        for row in rows
-    ]
-    return [" & ".join(map(escape, row)) + r" \\" for row in words]

@@ -13,7 +13,7 @@ from mhsh.errors import UserError
 from mhsh.storage.files import absolute
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.decision import Decision, Pooled, decide, pool
+from mhsh.verdict.decision import HIGHER, LOWER, Decision, Pooled, decide, pool
 from mhsh.verdict.estimate import (
     MIN_SEEDS,
     Doubt,
@@ -34,7 +34,6 @@ from mhsh.verdict.treatment import DEFAULT_TREATMENT
 from mhsh.verdict.tuning import values_to_add
 
 # The verdicts on a group against the baseline.
-LOWER, HIGHER = "lower", "higher"
 LEVEL = "no significant difference"
 TOO_FEW_SEEDS = "too few seeds"
 UNTRAINED = "not all trained"  # of the group or of the baseline
@@ -206,9 +205,8 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
     if baseline is None:
         return 0
     for place, group in enumerate(groups):
-        if baseline == group.name or any(baseline in (run.name, str(run.path)) for run in group.runs):
-            return place
-        if any(str(absolute(baseline)) == str(run.path) for run in group.runs):
+        names = {group.name, *(run.name for run in group.runs), *(str(run.path) for run in group.runs)}
+        if names & {baseline, str(absolute(baseline))}:
             return place
     known = format_list([group.name for group in groups]) if groups else "none"
     raise UserError(f"--baseline {sanitize(baseline)} is not a group or run of this comparison; allowed: {known}")

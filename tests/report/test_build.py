@@ -23,10 +23,11 @@ from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
 from mhsh.verdict.tuning import tune
 from tests.conftest import ROOT, load_fields
+from tests.judging import swept
 from tests.planted import MakeRun
-from tests.sweeps import write_sweep
 
 DEEP = {"num_layers": 16, "num_heads": 1, "mlp_dim": 32}
+BY_LENGTH = {(8, 100): 2.4, (8, 400): 2.1, (1, 100): 2.5, (1, 400): 2.05}  # losses by heads a layer and steps
 
 
 def report_of(paths: Sequence[str | Path], margin: float = 0.0, **options: Any) -> Report:
@@ -87,15 +88,9 @@ def test_a_title_names_the_best_by_how_much_and_how_sure_in_25_words(tmp_path: P
     assert admin["caution"].text == "several things differ: head grouping and residual scheme"
     assert (stuck["validation loss"].text, stuck["validation loss"].note) == ("not trained", "ends at 3.244")
     assert stuck["caution"].text.startswith("3 of 3 runs did not train; 7.8 loss spikes per 1,000 steps, to 8.775 at step")
-    grid = [(heads, rate, warmup) for heads in (8, 4, 1) for rate in (1e-3, 2e-3) for warmup in (10, 20)]
-    ends = {
-        f"heads_per_layer-{heads}_learning_rate-{rate}_warmup_steps-{warmup}_seed-{seed}": 2.4 + 0.01 * place + 0.003 * seed * place
-        for place, (heads, rate, warmup) in enumerate(grid)
-        for seed in (0, 1)
-    }
     axes = ["heads_per_layer=8,4,1", "lr=1e-3,2e-3", "optimizer.warmup_steps=10,20", "seed=0,1"]
-    write_sweep(tmp_path / "a long name of a sweep", load_fields("evidence", "heads"), axes, ends)
-    write_sweep(tmp_path / "another", load_fields("evidence", "heads"), axes, ends)
+    for name in ("a long name of a sweep", "another"):
+        swept(tmp_path / name, axes, lambda heads, rate, warmup, seed: 2.4 + (1 + 0.3 * seed) * (rate * warmup - heads / 800))
     report = report_of(sorted(tmp_path.iterdir()))
     assert "3x8 admin" in report.title and report.title.endswith("(one seed)")
     assert all(len(line.split()) <= 25 for line in (report.title, report.summary[0]))
@@ -202,12 +197,8 @@ def test_of_long_curves_a_part_is_drawn_and_that_is_said(make_run: MakeRun, monk
 
 def test_sweeps_stand_beside_each_other(tmp_path: Path) -> None:
     for name, shift in (("one", 0.0), ("two", 0.2)):
-        ends = {
-            f"num_steps-{steps}_seed-{seed}": 2.5 - steps / 1000 + shift + 0.01 * seed
-            for steps in (100, 200, 400)
-            for seed in (0, 1)
-        }
-        write_sweep(tmp_path / name, load_fields("evidence", "heads"), ["num_steps=100,200,400", "seed=0,1"], ends)
+        ends = {steps: 2.5 - steps / 1000 + shift for steps in (100, 200, 400)}
+        swept(tmp_path / name, ["num_steps=100,200,400", "seed=0,1"], lambda steps, seed, ends=ends: ends[steps] + 0.01 * seed)
     report = report_of([tmp_path / "one", tmp_path / "two"])
     assert report.curves is not None and len({run.name for run in report.curves.runs}) == 12
     assert [group.name.split(":")[0] for group in report.curves.groups] == ["one"] * 3 + ["two"] * 3
@@ -218,14 +209,12 @@ def test_sweeps_stand_beside_each_other(tmp_path: Path) -> None:
 
 def test_a_map_of_rates_has_the_means_over_the_seeds_that_choose(tmp_path: Path) -> None:
     curve = {1e-3: 2.5, 2e-3: 2.4, 4e-3: 2.7}
-    ends = {
-        f"learning_rate-{rate:g}_seed-{seed}": loss + 0.02 * seed
-        for rate, loss in curve.items()
-        for seed in (range(5) if rate == 2e-3 else (0, 1))
-    }
-    axes = ["lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4"]
-    write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends)
-    tuned = tune(load_experiment([tmp_path / "sweep"]), "lr", choosing=2)
+    sweep = swept(
+        tmp_path / "sweep",
+        ["lr=1e-3,2e-3,4e-3", "seed=0,1,2,3,4"],
+        lambda rate, seed: curve[rate] + 0.02 * seed if seed < 2 or rate == 2e-3 else None,
+    )
+    tuned = tune(load_experiment([sweep]), "lr", choosing=2)
     (rates,) = build_report(judge_page([compare(tuned)])).rates
     assert [column.name for column in rates.columns] == ["group", "0.001", "0.002", "0.004"]
     drawn = [(cell.value, cell.heat) for cell in rates.rows[0].full[1:]]
@@ -234,15 +223,8 @@ def test_a_map_of_rates_has_the_means_over_the_seeds_that_choose(tmp_path: Path)
 
 
 def test_each_budget_is_compared_by_itself_and_drawn_against_its_tokens(tmp_path: Path) -> None:
-    losses = {(8, 100): 2.4, (8, 400): 2.1, (1, 100): 2.5, (1, 400): 2.05}
-    ends = {
-        f"heads_per_layer-{heads}_budget-{steps}_seed-{seed}": loss + 0.01 * seed
-        for (heads, steps), loss in losses.items()
-        for seed in (0, 1, 2)
-    }
     axes = ["heads_per_layer=8,1", "budget=100,400", "seed=0,1,2"]
-    write_sweep(tmp_path / "sweep", load_fields("evidence", "heads"), axes, ends)
-    report = report_of([tmp_path / "sweep"])
+    report = report_of([swept(tmp_path / "sweep", axes, lambda heads, steps, seed: BY_LENGTH[heads, steps] + 0.01 * seed)])
     assert report.title.startswith("budget 400: ") and report.summary[0].startswith("budget 100: ")
     assert [table.title for table in report.conditions] == ["budget 400: Conditions", "budget 100: Conditions"]
     loss, difference, *others = report.points
@@ -258,16 +240,10 @@ def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> 
     """The second sweep has one length so far. A change is between lengths of one sweep, or between
     the sweeps at one length.
     """
-    losses = {(8, 100): 2.4, (8, 400): 2.1, (1, 100): 2.5, (1, 400): 2.05}
-    for name, budgets, lower in (("adamw", (100, 400), 0.0), ("muon", (400,), 0.2)):
-        ends = {
-            f"heads_per_layer-{heads}_budget-{steps}_seed-{seed}": loss + 0.01 * seed - lower * (1 if heads == 8 else 0.5)
-            for (heads, steps), loss in losses.items()
-            for seed in (0, 1, 2)
-            if steps in budgets
-        }
-        axes = ["heads_per_layer=8,1", f"budget={','.join(map(str, budgets))}", "seed=0,1,2"]
-        write_sweep(tmp_path / name, load_fields("evidence", "heads"), axes, ends)
+    for name, budgets, lower in (("adamw", "100,400", 0.0), ("muon", "400", 0.2)):
+        ends = {key: loss - lower * (1 if key[0] == 8 else 0.5) for key, loss in BY_LENGTH.items()}
+        axes = ["heads_per_layer=8,1", f"budget={budgets}", "seed=0,1,2"]
+        swept(tmp_path / name, axes, lambda heads, steps, seed, ends=ends: ends[heads, steps] + 0.01 * seed)
     sections = load_experiment([tmp_path / "adamw", tmp_path / "muon"]).sections()
     assert list(sections) == [("adamw", "budget 100"), ("adamw", "budget 400"), ("muon", "budget 400")]
     report = report_of([tmp_path / "adamw", tmp_path / "muon"])
@@ -296,33 +272,23 @@ def test_budgets_of_two_sweeps_are_compared_length_by_length(tmp_path: Path) -> 
 def test_a_change_with_length_is_that_of_one_shape(tmp_path: Path, lengths: tuple[int, ...], found: list[str]) -> None:
     """Two shapes have one head a layer. At 400 steps 6x1 has run or has not."""
     base = {(4, 4): 2.4, (4, 1): 2.3, (1, 4): 2.5, (1, 1): 2.45}
-    ends = {
-        f"heads_per_layer-{heads}_heads_at_equal_width-{width}_budget-{steps}_seed-{seed}": loss - 0.001 * steps + 0.01 * seed
-        for (heads, width), loss in base.items()
-        for steps in (100, 400)
-        for seed in (0, 1, 2)
-        if steps in lengths or heads == width
-    }
+
+    def end(heads: int, width: int, steps: int, seed: int) -> float | None:
+        return base[heads, width] - 0.001 * steps + 0.01 * seed if steps in lengths or heads == width else None
+
     axes = ["heads_per_layer=4,1", "heads_at_equal_width=4,1", "budget=100,400", "seed=0,1,2"]
     fields = load_fields("study", "decoder")
     fields["optimizer"]["warmup_steps"] = 20
-    write_sweep(tmp_path / "sweep", fields, axes, ends)
-    changes = changes_in(report_of([tmp_path / "sweep"]))
+    changes = changes_in(report_of([swept(tmp_path / "sweep", axes, end, fields)]))
     assert [re.findall(r"\((.*?) pre_ln\): budget", line) for line in changes] == [[shape] for shape in found]
 
 
 def _write(path: Path, axis: str, budgets: Sequence[int], residual: str = "admin") -> Path:
     fields = load_fields("evidence", "heads")
     fields["model"]["residual"] = residual
-    field, values = axis.split("=")
-    ends = {
-        f"{field}-{value}_budget-{steps}_seed-{seed}": 2.4 + 0.1 * place - 0.001 * steps + 0.01 * seed
-        for place, value in enumerate(values.split(","))
-        for steps in budgets
-        for seed in (0, 1, 2)
-    }
-    write_sweep(path, fields, [axis, f"budget={','.join(map(str, budgets))}", "seed=0,1,2"], ends)
-    return path
+    values = axis.split("=")[1].split(",")
+    axes = [axis, f"budget={','.join(map(str, budgets))}", "seed=0,1,2"]
+    return swept(path, axes, lambda value, steps, seed: 2.4 + 0.1 * values.index(str(value)) - 0.001 * steps + 0.01 * seed, fields)
 
 
 def test_a_change_of_groups_whose_shapes_are_equal_is_that_of_a_namesake(tmp_path: Path) -> None:

@@ -98,39 +98,25 @@ def test_training_is_smoothed_and_validation_is_not() -> None:
     assert line.y[0] == pytest.approx(2 + 3 / 10 + 0.01, abs=1e-5)
 
 
-def test_short_curves_are_drawn_whole() -> None:
-    assert thin(np.arange(10.0), most=10).tolist() == list(range(10))
-
-
-def thin_slowly(loss: np.ndarray, most: int) -> list[int]:
-    """The rule of `thin`, bucket by bucket."""
-    kept = {0, len(loss) - 1}
-    edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
-    for start, end in itertools.pairwise(edges):
-        rows = range(start, end)
-        finite = [row for row in rows if math.isfinite(loss[row])]
-        kept |= {min(finite, key=lambda row: loss[row]), max(finite, key=lambda row: loss[row])} if finite else set()
-        kept |= {row for row in rows if not math.isfinite(loss[row])} and {
-            next(row for row in rows if not math.isfinite(loss[row]))
-        }
-    return sorted(kept)
-
-
 @pytest.mark.parametrize("most", [5, 9, 700, 2500])
-def test_thinning_is_its_rule(most: int) -> None:
+def test_thinning_keeps_the_lowest_the_highest_and_each_gap(most: int) -> None:
     rng = np.random.default_rng(most)
     loss = rng.normal(size=7777).round(1)  # with equal values
     loss[rng.random(7777) < 0.01] = math.nan
     loss[3000:4500] = math.nan
-    assert thin(loss, most).tolist() == thin_slowly(loss, most)
+    kept = thin(loss, most)
+    assert len(kept) <= most and (np.diff(kept) > 0).all() and kept[0] == 0 and kept[-1] == 7776
+    for start, end in itertools.pairwise(np.linspace(0, 7777, max(1, (most - 2) // 3) + 1).astype(int)):
+        here, own = loss[start:end], loss[kept[(kept >= start) & (kept < end)]]
+        assert np.isnan(own).any() == np.isnan(here).any()
+        if not np.isnan(here).all():
+            assert (np.nanmin(own), np.nanmax(own)) == (np.nanmin(here), np.nanmax(here))
+    assert thin(loss[:most], most).tolist() == list(range(most))
+    assert len(thin(np.full(8000, math.nan), most)) <= most
 
 
 def test_many_curves_get_fewer_points_each() -> None:
     assert [most_points(curves) for curves in (0, 1, 8, 40, 1000)] == [MOST_POINTS, MOST_POINTS, 5000, 1000, 600]
-
-
-def test_a_long_curve_that_is_nowhere_finite_can_be_thinned() -> None:
-    assert np.isnan(np.full(100, math.nan)[thin(np.full(100, math.nan), 10)]).all()
 
 
 def test_smoothing_by_hand() -> None:

@@ -359,7 +359,7 @@ def test_figures_are_read_where_there_are_no_curves(report: Report, tmp_path: Pa
         for key, code in (("End", 35), ("Escape", 27), ("ArrowLeft", 37)):
             browser.press(key, code)
         read = browser.evaluate("document.querySelector('[data-points] output').innerText")
-        assert read.startswith("0.002 \u2014 final validation loss") and "6x4 post_ln: 3 seeds\t2.9 (2.76 to 3.18)" in read
+        assert read.startswith("0.001953 \u2014 final validation loss") and "6x4 post_ln: 3 seeds\t2.9 (2.76 to 3.18)" in read
         assert browser.complaints() == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, OTHER_UNIT, TOO_FEW_SEEDS, UNMEASURED, UNTRAINED, compare, judge_page
 from mhsh.verdict.outcomes import Values, cost_ratios, sampling_error
 from mhsh.verdict.runs import AXES
-from tests.conftest import load_fields
 from tests.judging import (
     DEEP,
     DEEPER,
@@ -29,10 +27,10 @@ from tests.judging import (
     heads,
     judge,
     planted,
+    swept,
     verdicts,
 )
 from tests.planted import MakeRun
-from tests.sweeps import write_sweep
 
 
 def test_two_groups_that_all_trained_are_compared_in_pairs(tmp_path):
@@ -69,40 +67,11 @@ def test_a_lost_run_leaves_the_verdict_on_the_pairs_in_common(tmp_path):
         assert any(f"without seed {lost} of 3x8 admin" in sentence for sentence in sentences(comparison))
 
 
-def test_naming_the_survivors_of_a_sweep_alone_changes_nothing(tmp_path):
-    sweep = heads(tmp_path / "s", SHALLOW, [NAN, NAN, 2.3, 2.31, NAN])
-    named = [sweep / "runs" / f"heads_per_layer-{heads}_seed-{seed}" for heads in (8, 1) for seed in (2, 3)]
-    comparison = judge(named)
-    assert verdicts(comparison) == [None, UNTRAINED]
-    assert "of 24x1 admin trained" in title(comparison)
-    assert "3 not named of 5 runs of 3x8 admin" in "".join(sentences(comparison))
-
-
 def test_seeds_that_change_nothing_are_one_run(make_run: MakeRun):
     comparison = judge(planted(make_run, {"a": ({}, [2.0] * 3), "b": (DEEPER, [2.5] * 3)}))
     assert verdicts(comparison) == [None, TOO_FEW_SEEDS]
     assert [len(group.members) for group in comparison.experiment.groups] == [1, 1]
     assert sum("they count as one run" in problem for problem in comparison.experiment.problems) == 4
-
-
-def test_a_copied_run_folder_is_no_cell_of_a_sweep(tmp_path):
-    sweep = heads(tmp_path / "s", SHALLOW, DEEP)
-    copied, over = sweep / "runs" / "heads_per_layer-1_seed-0", sweep / "runs" / "heads_per_layer-1_seed-1"
-    shutil.rmtree(over)
-    shutil.copytree(copied, over)
-    comparison = judge([sweep])
-    assert any(str(over) in problem and "train.seed is 1 there, 0 here" in problem for problem in comparison.experiment.problems)
-    assert "of 5 runs of 24x1 admin." in "".join(sentences(comparison))
-
-
-def test_pairs_have_both_seeds_in_common(make_run: MakeRun):
-    shapes = (("a", {}, 2.0, (0, 1, 2)), ("b", DEEPER, 2.005, (1, 2, 0)))
-    paths = [
-        make_run(f"{name} {seed}", [4.0, 3.0], [end + 0.01 * seed], model=model, training={"seed": seed}, data={"seed": other})
-        for name, model, end, order in shapes
-        for seed, other in enumerate(order)
-    ]
-    assert not difference(judge(paths)).paired
 
 
 def test_without_spread_nothing_is_significant(tmp_path):
@@ -178,10 +147,7 @@ def test_how_often_a_curve_was_evaluated_changes_nothing(make_run: MakeRun):
 
 
 def test_a_swept_field_is_the_treatment(tmp_path):
-    ends = {
-        f"learning_rate-{rate}_seed-{seed}": 2.0 + rate + seed / 997 + rate * seed for rate in (0.001, 0.004) for seed in range(4)
-    }
-    sweep = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), ["lr=1e-3,4e-3", "seed=0,1,2,3"], ends).path
+    sweep = swept(tmp_path / "s", ["lr=1e-3,4e-3", "seed=0,1,2,3"], lambda rate, seed: 2.0 + rate + seed / 997 + rate * seed)
     finding = judge([sweep]).findings[1]
     assert finding is not None and finding.fairness.factors == ("learning_rate",) and finding.fairness.comparable
 

@@ -19,21 +19,26 @@ from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, Comparison, compare, jud
 from mhsh.verdict.groups import Group
 from mhsh.verdict.outcomes import LOSS
 from mhsh.verdict.tuning import tune_sections
-from tests.conftest import load_fields
-from tests.judging import DEEP, NAN, SHALLOW, difference, edit_last_row, heads, judge, verdicts
-from tests.sweeps import write_sweep
+from tests.judging import DEEP, NAN, SHALLOW, difference, edit_last_row, heads, judge, swept, verdicts
 
 RATES = ["lr=1e-3,2e-3,4e-3,8e-3", "heads_per_layer=8,1", "seed=0,1,2,3,4"]
+Loss = Callable[[float, int, int], float]
 
 
-def rates(path: Path, loss: Callable[[int, float, int], float]) -> Path:
-    ends = {
-        f"learning_rate-{rate}_heads_per_layer-{heads}_seed-{seed}": loss(heads, rate, seed)
-        for rate in (0.001, 0.002, 0.004, 0.008)
-        for heads in (8, 1)
-        for seed in range(5)
-    }
-    return write_sweep(path, load_fields("evidence", "heads"), RATES, ends).path
+def valley(best: float, deep_best: float = 0.0, deep: float = 0.0, rise: float = 0.1) -> Loss:
+    """Losses at a rate of a shape and a seed, the lowest at its best rate; the deep shape's are
+    higher.
+    """
+
+    def loss(rate: float, heads: int, seed: int) -> float:
+        at = deep_best if deep_best and heads == 1 else best
+        return 2.0 + deep * (heads == 1) + rise * math.log2(rate / at) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
+
+    return loss
+
+
+def rates(path: Path, loss: Loss) -> Path:
+    return swept(path, RATES, loss)
 
 
 def best_rate(group: Group) -> float | None:
@@ -41,12 +46,7 @@ def best_rate(group: Group) -> float | None:
 
 
 def test_each_shape_at_its_own_best_rate(tmp_path):
-    def loss(heads: int, rate: float, seed: int) -> float:
-        best = 0.002 if heads == 1 else 0.004
-        noise = 0.003 * math.sin(7 * seed + 1000 * rate + heads)
-        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / best) ** 2 + noise
-
-    comparison = judge([rates(tmp_path / "s", loss)], over="lr")
+    comparison = judge([rates(tmp_path / "s", valley(0.004, 0.002, deep=0.3))], over="lr")
     assert [best_rate(group) for group in comparison.experiment.groups] == [0.004, 0.002]
     assert [len(group.members) for group in comparison.experiment.groups] == [3, 3]
     assert verdicts(comparison) == [None, HIGHER]
@@ -56,7 +56,7 @@ def test_each_shape_at_its_own_best_rate(tmp_path):
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_is_no_verdict_against_the_shape(tmp_path):
-    def loss(heads: int, rate: float, seed: int) -> float:
+    def loss(rate: float, heads: int, seed: int) -> float:
         slope = -0.3 if heads == 1 else 0.2  # the deep shape still gains at the highest rate
         return 2.0 + 0.5 * (heads == 1) + slope * math.log2(rate / 0.001) / 3 + 0.003 * math.sin(7 * seed + 999 * rate + heads)
 
@@ -68,13 +68,10 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_no_verdict_against_the_shape(tmp
 def test_a_measure_is_chosen_by_and_hides_in_its_own_unit(tmp_path):
     """Accuracy is best at 2e-3, and loss at 4e-3; more is better, and the grid hides little."""
 
-    def loss(heads: int, rate: float, seed: int) -> float:
-        return 2.0 + 0.1 * (heads == 1) + math.log2(rate / 0.004) ** 2 / 9 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
-
     def accuracy(heads: int, rate: float, seed: int) -> float:
         return 0.5 - 0.01 * (heads == 1) - 0.002 * math.log2(rate / 0.002) ** 2 + 0.0005 * math.sin(5 * seed + 700 * rate + heads)
 
-    sweep = rates(tmp_path / "s", loss)
+    sweep = rates(tmp_path / "s", valley(0.004, deep=0.1, rise=1 / 9))
     for grouped in (8, 1):
         for rate in (0.001, 0.002, 0.004, 0.008):
             for seed in range(5):
@@ -103,10 +100,7 @@ def compared(paths: Sequence[Path], by: Sequence[str] = (), measure: str = LOSS,
 
 
 def test_a_sweep_is_judged_as_it_was_planned(tmp_path):
-    def loss(heads: int, rate: float, seed: int) -> float:
-        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / 0.003) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
-
-    sweep = SweepFolder(rates(tmp_path / "s", loss))
+    sweep = SweepFolder(rates(tmp_path / "s", valley(0.003, deep=0.3)))
     assert len(compared([sweep.path])[0].experiment.groups) == 8
     sweep.open_for(dataclasses.replace(sweep.read_plan(), choosing=Choosing("lr", 1)))
     for asked, seeds in (({}, 4), ({"over": "optimizer.learning_rate"}, 4), ({"over": "lr", "choosing": 3}, 2)):
@@ -142,10 +136,7 @@ def test_a_margin_and_pooling_are_as_planned(tmp_path):
 
 
 def test_a_sweep_of_one_rate_among_several_has_no_bound(tmp_path):
-    def loss(heads: int, rate: float, seed: int) -> float:
-        return 2.0 + 0.3 * (heads == 1) + 0.1 * math.log2(rate / 0.003) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
-
-    several, one = rates(tmp_path / "several", loss), heads(tmp_path / "one", SHALLOW, DEEP)
+    several, one = rates(tmp_path / "several", valley(0.003, deep=0.3)), heads(tmp_path / "one", SHALLOW, DEEP)
     first, second = compared([several, one], over="lr")
     assert verdicts(first) == [None, HIGHER] and verdicts(second) == [None, LEVEL]
     assert any("is at the edge of those tried" in sentence for sentence in sentences(second))
@@ -158,12 +149,7 @@ def test_a_sweep_of_one_rate_among_several_has_no_bound(tmp_path):
 @pytest.mark.parametrize("last", [0.001, 0.008])
 def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
     """Losses are best next to the edge; nothing bounds them where the edge has not run."""
-
-    def loss(heads: int, rate: float, seed: int) -> float:
-        best = 0.002 if last == 0.001 else 0.004
-        return 2.0 + 0.1 * math.log2(rate / best) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
-
-    sweep = rates(tmp_path / "s", loss)
+    sweep = rates(tmp_path / "s", valley(0.002 if last == 0.001 else 0.004))
     assert all(math.isfinite(group.hidden[1]) for group in judge([sweep], over="lr").experiment.groups)
     for seed in range(5):
         shutil.rmtree(sweep / "runs" / f"learning_rate-{last}_heads_per_layer-1_seed-{seed}")
@@ -173,14 +159,11 @@ def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
 
 
 def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
-    def loss(heads: int, rate: float, seed: int) -> float:
-        if heads == 1 and rate == 0.004 and seed == 1:
-            return NAN
-        return 2.0 + 0.2 * math.log2(rate / 0.004) ** 2 + 0.003 * math.sin(7 * seed + 1000 * rate + heads)
-
-    assert best_rate(judge([rates(tmp_path / "s", loss)], over="lr").experiment.groups[1]) not in (None, 0.004)
+    loss = valley(0.004, rise=0.2)
+    path = rates(tmp_path / "s", lambda rate, heads, seed: NAN if (rate, heads, seed) == (0.004, 1, 1) else loss(rate, heads, seed))
+    assert best_rate(judge([path], over="lr").experiment.groups[1]) not in (None, 0.004)
 
 
 def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
-    comparison = judge([rates(tmp_path / "s", lambda heads, rate, seed: NAN if heads == 1 else 2.0 + rate + seed / 99)], over="lr")
+    comparison = judge([rates(tmp_path / "s", lambda rate, heads, seed: NAN if heads == 1 else 2.0 + rate + seed / 99)], over="lr")
     assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
