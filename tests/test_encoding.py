@@ -74,7 +74,7 @@ def test_strings_of_a_caller() -> None:
 def test_an_object_with_half_of_a_surrogate_pair_is_refused() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}', "t.json") == {"a": "😀"}
     for half in (b'{"a": "\\ud83d"}', b'{"\\uDE00": 1}'):
-        with pytest.raises(UserError, match=r"t\.json is damaged or no JSON: .* surrogates not allowed"):
+        with pytest.raises(UserError, match=r"t\.json is damaged or not JSON: .* surrogates not allowed"):
             parse_object(half, "t.json")
     with pytest.raises(UserError, match=r"^t\.json line 2 is not UTF-8: .*; it looks like Latin-1"):
         parse_object(b'{"a":\n "caf\xe9 au lait"}', "t.json")

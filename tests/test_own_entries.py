@@ -212,7 +212,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "import mhsh\n\n@mhsh.add_residual('keel')\nclass A:\n    pass\n",
-            "'keel' of mine.py \\(sha256 .* is there already, of mhsh itself",
+            "'keel' of mine.py \\(sha256 .* already exists, of mhsh itself",
         ),
         ("import mhsh\n\n@mhsh.add_optimizer('Ab c')\ndef a(o):\n    pass\n", "'Ab c' is not a name: that of your optimizer"),
         ("1 / 0\n", r"mine.py, line 1: ZeroDivisionError: division by zero; correct the file"),

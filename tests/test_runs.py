@@ -201,7 +201,9 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
     metrics, record = workdir / "metrics.jsonl", workdir / "run.json"
     metrics.write_bytes(metrics.read_bytes()[:-9])
     cut = mhsh_here(*arguments)
-    assert cut.returncode == 2 and "metrics.jsonl has" in cut.stderr and "go on without the lost rows by --accept-gap" in cut.stderr
+    assert (
+        cut.returncode == 2 and "metrics.jsonl has" in cut.stderr and "resume without the lost rows with --accept-gap" in cut.stderr
+    )
     accepted = mhsh_here(*arguments, "--accept-gap")
     assert accepted.returncode == 0 and json.loads(record.read_text())["lost_rows"] == {"36": 1}
     compared = mhsh_here("compare", str(workdir), f"--out={tmp_path / 'report.html'}")

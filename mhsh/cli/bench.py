@@ -123,7 +123,7 @@ def decode(
         return decoding.decode(_configs(config, against), amounts, rounds, note)
 
     if file_sentences is not None and config.model.objective == "clm":
-        raise UserError("--file-sentences is for translation; a causal model goes on with prompts: leave it away")
+        raise UserError("--file-sentences is for translation; a causal model goes on with prompts: leave it out")
     return measured("mhsh bench decode", bench, out)
 
 

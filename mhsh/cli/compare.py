@@ -81,7 +81,7 @@ def run(
     question = CompareOptions(paths, over, fields, choosing_seeds, measure, baseline, meant, margin)
     if watch:
         if out is not None or png or paper:
-            raise UserError("--watch serves the page and writes nothing; leave --out, --png and --paper away")
+            raise UserError("--watch serves the page and writes nothing; do not give --out, --png or --paper")
         return _watch(question, port or 0)
     if port is not None:
         raise UserError("--port is for --watch; give both or neither")

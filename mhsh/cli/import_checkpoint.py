@@ -87,7 +87,7 @@ def _asked(config: Changed) -> Config:
     """The config, with enough positions for any rows: its own are not known until it is read."""
     for path, _ in config.changes:
         if path in SHAPING:
-            raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it away")
+            raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it out")
     model = config.fields.get("model")
     if isinstance(model, Mapping) and "max_positions" in model:  # of another one from_dict says what is missing
         return from_dict(override(config.fields, [("model.max_positions", _MOST_POSITIONS)], "--config."))

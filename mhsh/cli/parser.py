@@ -58,7 +58,7 @@ class Changed(NamedTuple):
         for path, text in self.changes:
             if path in values and values[path] != parse_value(path, text):
                 raise UserError(
-                    f"--{self.flag}.{path}={text} has no effect: {decided_by} makes it {values[path]!r}; leave that flag away"
+                    f"--{self.flag}.{path}={text} has no effect: {decided_by} makes it {values[path]!r}; leave out that flag"
                 )
 
 

@@ -127,7 +127,7 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for owner, defaults in _OPTIONS.items():
         for name in defaults.keys() & given.keys():
             if owner != kind:
-                raise UserError(f"--{name} is of mhsh probe {owner}, not of {kind}; leave it away")
+                raise UserError(f"--{name} is of mhsh probe {owner}, not of {kind}; leave it out")
     return {name: given.get(name, default) for name, default in _OPTIONS.get(kind, {}).items()}
 
 

@@ -206,7 +206,7 @@ def _check_apart(axes: Sequence[Axis], config: Changed) -> None:
     swept = {path: axis.name for axis in axes if axis.path != BUDGET for path in fields_of(axis.path)}
     for path, _ in config.changes:
         if path in swept:
-            raise UserError(f"--config.{path} and --axes {swept[path]}=... set the same field; leave one of them away")
+            raise UserError(f"--config.{path} and --axes {swept[path]}=... set the same field; leave out one of them")
 
 
 def _write_report(folder: SweepFolder) -> None:

@@ -70,7 +70,7 @@ class Registry(Generic[Entry]):
         elif self._origins.get(name) != origin:
             owner = self._origins.get(name, "mhsh itself")
             raise UserError(
-                f"the {self.kind} {name!r} of {origin} is there already, of {owner}; choose another name, or restart Python"
+                f"the {self.kind} {name!r} of {origin} already exists, of {owner}; choose another name, or restart Python"
             )
 
     def names(self) -> list[str]:

@@ -94,4 +94,4 @@ def _named_errors(at: object) -> Iterator[None]:
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"cannot read {at}: {error.strerror}") from error
-        raise UserError(f"{at} is damaged or no Parquet ({' '.join(str(error).split())}); fetch it again") from error
+        raise UserError(f"{at} is damaged or not Parquet ({' '.join(str(error).split())}); fetch it again") from error

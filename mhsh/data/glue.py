@@ -216,7 +216,7 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
 def _written(task: GlueTask, index: int, value: int | float) -> str:
     if not task.label_names:
         if not math.isfinite(value):
-            raise UserError(f"the prediction for example {index} of {task.name} is {value}; look why it is not finite")
+            raise UserError(f"the prediction for example {index} of {task.name} is {value}; find out why")
         return repr(min(max(float(value), 0.0), MAX_SCORE))
     if value not in range(task.num_classes):
         raise ValueError(f"{value} is not a class of {task.name}")

@@ -46,7 +46,7 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
             done(running[future])
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, perhaps by the system for want of memory; run the same command again to resume, with "
+            "a worker process was killed, perhaps by the system for lack of memory; run the same command again to resume, with "
             "fewer --workers if memory was short"
         ) from error
     finally:

@@ -31,7 +31,7 @@ def score_glue(
     if broken.size:
         raise UserError(
             f"{broken.size} of {predictions.size} predictions for {task.name} are not finite (the first is number {broken[0]}: "
-            f"{predictions[broken[0]]}), so no metric is defined; look why the model gives them"
+            f"{predictions[broken[0]]}), so no metric is defined; find out why"
         )
     return {name: _METRICS[name](labels, predictions) for name in task.metrics}
 

@@ -85,4 +85,4 @@ def _check_tied(config: BertConfig, tensors: Tensors) -> None:
         raise ValueError(f"config.json has tie_word_embeddings = false, but the tensor {TIED_KERNEL} is missing")
     for name, original in ((TIED_KERNEL, TOKEN_TABLE), (TIED_BIAS, OUTPUT_BIAS)):
         if name in tensors.names and not tensors.equal(name, original):
-            raise ValueError(f"the tensor {name} differs from {tensors.names[original]}, which mhsh takes in its stead")
+            raise ValueError(f"the tensor {name} differs from {tensors.names[original]}, which mhsh takes instead")

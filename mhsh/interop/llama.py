@@ -129,7 +129,7 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
         others = {name for name in files if name.endswith("rotary_emb.inv_freq")}
         check_tensors(model, parameters(model), tensors, others | ({_OUTPUT} if model.head == "tied" else set()))
         if model.head == "tied" and _OUTPUT in files and not tensors.equal(_OUTPUT, _TABLE):
-            raise ValueError(f"the tensor {_OUTPUT} differs from {_TABLE}, which config.json says is used in its stead")
+            raise ValueError(f"the tensor {_OUTPUT} differs from {_TABLE}, which config.json says is used instead")
     return Imported(
         model=model,
         params=read_params(model, parameters(model), tensors),

@@ -73,7 +73,7 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
         known = ", ".join(f"{name}:{layouts[one.dimensions]}" for name, one in CHIPS.items())
         raise UserError(f"--topology={name} is not a slice; allowed: {known}, local:8, of any size")
     if num_slices > 1 and (chip is None or chip.platform == "gpu"):
-        raise UserError(f"--num-slices={num_slices}: {kind}:N is one slice; leave --num-slices away")
+        raise UserError(f"--num-slices={num_slices}: {kind}:N is one slice; leave out --num-slices")
     of_slice = math.prod(map(int, layout.split("x"))) * (chip.of_chip if chip else 1)
     return Topology(name, num_slices, num_slices * of_slice, chip)
 

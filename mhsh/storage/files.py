@@ -279,7 +279,7 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # raises a ValueError for half of a pair
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{what} is damaged or no JSON: {error}; fetch or write it again") from error
+        raise UserError(f"{what} is damaged or not JSON: {error}; fetch or write it again") from error
     if not isinstance(value, dict):
         raise UserError(f"{what} is damaged: it is not a JSON object; fetch or write it again")
     return value

@@ -89,7 +89,7 @@ class RowsFile:
                 where = f" (line {damaged} is damaged)" if damaged else ""
                 raise UserError(
                     f"{path} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
-                    "restore the file from a copy, or go on without the lost rows by --accept-gap, which the report shows"
+                    "restore the file from a copy, or resume without the lost rows with --accept-gap, which reports show"
                 )
             if count < lines and owned is not None:
                 owned.write(b"".join(_up_to(path, step)))

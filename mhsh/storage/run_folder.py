@@ -154,7 +154,7 @@ class RunFolder:
         refused = format_differences(config, changed, without=free_fields(config.model.objective))
         if refused:
             raise UserError(
-                f"{self.path} is a run of another config ({refused}); leave that flag away: of a run only fields of the roles "
+                f"{self.path} is a run of another config ({refused}); leave out that flag: of a run only fields of the roles "
                 "clock and bookkeeping change, such as data.source"
             )
         return changed
@@ -231,7 +231,7 @@ class RunFolder:
         if newest is None:
             raise UserError(
                 f"{self.path} has trained to step {wanted} or further, and its checkpoints are gone; put them back from a copy, "
-                "train in another --workdir, or begin again by --fresh, which moves its rows and run.json into a folder beside them"
+                "train in another --workdir, or begin again with --fresh, which moves its rows and run.json aside"
             )
         raise Unavailable(
             f"{self.checkpoints_path} has checkpoints up to step {newest}, and run.json names one of step {wanted}; wait until it "
@@ -269,7 +269,7 @@ class RunFolder:
             return None
         sound = all(type(value) in (int, float) and 0 <= value < _MOST_COUNTED for value in fields.values())
         if set(fields) != set(Counters._fields) or not sound:
-            raise UserError(f"{path} is damaged: it has not the counters of a checkpoint; put it back from a copy")
+            raise UserError(f"{path} is damaged: it lacks the counters of a checkpoint; put it back from a copy")
         return Counters(**fields)
 
     def has_run_record(self) -> bool:
@@ -345,7 +345,7 @@ def check_goes_on(before: Config, config: Config, path: epath.PathLike) -> None:
     refused = format_differences(before, config, without=free)
     if refused:
         raise UserError(
-            f"{path} holds a run of another config ({refused}); choose another --workdir, or leave there what decides its losses: "
+            f"{path} holds a run of another config ({refused}); choose another --workdir, or keep what decides its losses: "
             "fields of the roles clock and bookkeeping may change"
         )
     if more > steps and (config.optimizer.schedule in ("linear", "cosine") or config.optimizer.decay_steps):

@@ -150,7 +150,7 @@ def _axis(text: str, fields: Fields, sample: int | None) -> Axis:
     values = tuple(_value(path, value) for value in listed.split(","))
     for value in values:
         if values.count(value) > 1:
-            raise UserError(f"--axes {text}: {value} is there twice")
+            raise UserError(f"--axes {text}: {value} appears twice")
     return Axis(path, values)
 
 

@@ -134,7 +134,7 @@ def test_what_the_tokenizer_says_goes_before_the_config(fails, capsys, tmp_path,
     (golden / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     arguments = ["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}"]
     for flag, kept in (("--config.data.vocab_path=/nowhere", "''"), ("--config.data.lowercase=true", "False")):
-        assert f"{flag} has no effect: the checkpoint makes it {kept}; leave that flag away" in fails(*arguments, flag)
+        assert f"{flag} has no effect: the checkpoint makes it {kept}; leave out that flag" in fails(*arguments, flag)
     assert main(arguments) == 0
     data = RunFolder(tmp_path / "run").read_config().data
     assert data.vocab_path == "" and not data.lowercase

@@ -233,7 +233,7 @@ def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
         ("text:gs://", "^gs:// names no bucket; write gs://BUCKET/NAME"),
         (f"text:{bucket}/latin.txt", rf"^{bucket}/latin\.txt line 1 is not UTF-8"),
         (f"text:{bucket}/broken.txt.gz", rf"^{bucket}/broken\.txt\.gz is damaged and cannot be unpacked"),
-        (f"parquet:{bucket}/*.parquet", rf"^{bucket}/no\.parquet is damaged or no Parquet"),
+        (f"parquet:{bucket}/*.parquet", rf"^{bucket}/no\.parquet is damaged or not Parquet"),
     ):
         with pytest.raises(UserError, match=complaint) as raised:
             list(documents(source))

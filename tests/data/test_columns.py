@@ -106,10 +106,10 @@ def damaged(content: bytes) -> bytes:
         (pyarrow.array([None, None]), None, r"t\.parquet: the column 'text' is of type null, which is not text"),
         (pyarrow.array([b"\xff"] * 150).view(pyarrow.string()), None, r"group 0, row 0 or after: the column 'text' is not UTF-8"),
         (["", " \n"], None, r"t\.parquet' holds no text; name one that does"),
-        (ROWS, lambda content: content[: len(content) // 2], r"t\.parquet is damaged or no Parquet \(.*\); fetch it again"),
-        (ROWS, lambda content: b"plain text", r"t\.parquet is damaged or no Parquet"),
-        (ROWS, lambda content: b"", r"t\.parquet is damaged or no Parquet"),
-        (ROWS, damaged, r"t\.parquet, row group \d is damaged or no Parquet"),
+        (ROWS, lambda content: content[: len(content) // 2], r"t\.parquet is damaged or not Parquet \(.*\); fetch it again"),
+        (ROWS, lambda content: b"plain text", r"t\.parquet is damaged or not Parquet"),
+        (ROWS, lambda content: b"", r"t\.parquet is damaged or not Parquet"),
+        (ROWS, damaged, r"t\.parquet, row group \d is damaged or not Parquet"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_its_place(tmp_path, values, change, complaint):

@@ -133,7 +133,7 @@ def test_the_form_that_is_handed_in(tmp_path: Path) -> None:
         assert path.read_bytes().decode() == "".join(["index\tprediction\n", *expected])
     with pytest.raises(UserError, match="exists; choose another name"):
         write_submission(GLUE_TASKS["stsb"], tmp_path / "stsb", [0], [1.0])
-    with pytest.raises(UserError, match="prediction for example 8 of stsb is nan; look why"):
+    with pytest.raises(UserError, match="prediction for example 8 of stsb is nan; find out why"):
         write_submission(GLUE_TASKS["stsb"], tmp_path / "new", [7, 8], [1.0, float("nan")])
     with pytest.raises(ValueError, match="2 is not a class of rte"):
         write_submission(GLUE_TASKS["rte"], tmp_path / "new", [0], [2])

@@ -128,7 +128,7 @@ def test_a_user_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert add(add(mine)) is mine
     assert read("mine:3") == ["0", "1", "2"]
     assert "mine:COUNT" in refusal("mine")
-    with pytest.raises(UserError, match=r"the source 'text' of test_sources.py .* is there already, of mhsh itself"):
+    with pytest.raises(UserError, match=r"the source 'text' of test_sources.py .* already exists, of mhsh itself"):
         add_source("text", reads="x", document="y")(mine)
     with pytest.raises(UserError, match="'A b' is not a name"):
         add_source("A b", reads="x", document="y")(mine)

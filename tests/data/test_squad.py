@@ -83,8 +83,8 @@ def test_every_fault_is_named_in_one_line(tmp_path: Path, content: Any, message:
 def test_what_is_no_json(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     for raw, message in (
-        (b"", "is damaged or no JSON: Expecting value"),
-        (b'{"a": "x", "b": "y", "a": "z"}', "is damaged or no JSON: the key 'a' appears twice in one object"),
+        (b"", "is damaged or not JSON: Expecting value"),
+        (b'{"a": "x", "b": "y", "a": "z"}', "is damaged or not JSON: the key 'a' appears twice in one object"),
         (b'{"a": "\xff"}', "line 1 is not UTF-8: invalid start byte at byte 7"),
         (b"[]", "is damaged: it is not a JSON object"),
     ):

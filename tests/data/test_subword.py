@@ -99,7 +99,7 @@ def test_files_that_are_no_vocabulary(tokenizer: SubwordTokenizer, tmp_path: Pat
     path = tmp_path / "t.json"
     for content in (b"", b"{}", b"\xff", b"[1]", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}'):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"t\.json (is damaged or no tokenizer\.json|line 1 is not UTF-8)"):
+        with pytest.raises(UserError, match=r"t\.json (is damaged or not a tokenizer\.json|line 1 is not UTF-8)"):
             load_subword(path)
     tokenizer.save(path)
     whole = path.read_bytes()

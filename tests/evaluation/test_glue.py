@@ -107,7 +107,7 @@ def test_degenerate_scores() -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_predictions_that_are_not_finite_are_refused(broken: float) -> None:
-    message = rf"^2 of 3 predictions for stsb are not finite \(the first is number 1: {broken}\), .*; look why"
+    message = rf"^2 of 3 predictions for stsb are not finite \(the first is number 1: {broken}\), .*; find out why"
     with pytest.raises(UserError, match=message):
         glue.score_glue(GLUE_TASKS["stsb"], np.array([1.0, 2.0, 3.0]), np.array([1.0, broken, broken]))
     with pytest.raises(ValueError, match="no examples"):

@@ -126,7 +126,7 @@ def test_devices_of_a_slice():
     assert parse_topology("h100:16").num_devices == 16
     assert parse_topology("local:8").hbm_bytes is None
     for name, slices in (("h100:2x4", 1), ("p100:8", 1), ("h100", 1), ("h100:8", 2)):
-        with pytest.raises(UserError, match=r"tpu7x:2x2x1, a100:8|leave --num-slices away"):
+        with pytest.raises(UserError, match=r"tpu7x:2x2x1, a100:8|leave out --num-slices"):
             parse_topology(name, slices)
 
 

@@ -180,5 +180,5 @@ def test_checkpoints_that_orbax_cannot_see_are_no_absent_ones(tmp_path: Path, mo
     checkpoints = StoredCheckpoints(tmp_path / "checkpoints")
     assert checkpoints.steps() == [7]
     monkeypatch.setattr(type(checkpoints._manager), "all_steps", lambda self: [])
-    with pytest.raises(Unavailable, match="checkpoints/7 cannot be looked at"):
+    with pytest.raises(Unavailable, match="checkpoints/7 cannot be read"):
         checkpoints.steps()

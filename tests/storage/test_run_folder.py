@@ -259,7 +259,7 @@ def test_counters_that_no_run_has_are_damage(folder, tokens):
     path = folder.path / "checkpoints" / "3" / COUNTERS_FILE
     path.parent.mkdir(parents=True)
     path.write_text(f'{{"tokens": {tokens}, "flops": 2, "seconds": 0.5, "rows": 3}}')
-    with pytest.raises(UserError, match=f"^{path} is damaged: it has not the counters of a checkpoint"):
+    with pytest.raises(UserError, match=f"^{path} is damaged: it lacks the counters of a checkpoint"):
         folder.counters(3)
 
 

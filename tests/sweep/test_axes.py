@@ -108,7 +108,7 @@ def test_other_schedules_share_no_steps(fields):
         (["budget=0"], "cell budget-0: train.num_steps = 0"),
         (["seed"], "is not NAME=VALUE"),
         (["hads_per_layer=8"], "did you mean"),
-        (["seed=0,1,0"], "0 is there twice"),
+        (["seed=0,1,0"], "0 appears twice"),
         (["seed=one"], "train.seed = 'one'; allowed: a whole number"),
         (["lowercase=yes"], "data.lowercase = 'yes'; allowed: true or false"),
         (["scheme=sandwich"], "--axes: unknown residual scheme 'sandwich'; allowed: post_ln, pre_ln"),

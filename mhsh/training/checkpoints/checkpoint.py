@@ -90,7 +90,7 @@ class StoredCheckpoints:
             self._manager.reload()
         unseen = sorted(set(steps) - set(self._manager.all_steps()))
         if unseen:
-            raise Unavailable(f"{self._folder / str(unseen[-1])} cannot be looked at; run the same command again")
+            raise Unavailable(f"{self._folder / str(unseen[-1])} cannot be read; run the same command again")
         return steps
 
     def damaged(self) -> list[str]:
