@@ -37,7 +37,7 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
     report.pdf (all figures) and report.tex. The writer gives the paths.
 
     Raises:
-      UserError: one of these files exists and is no former report; checked before anything is
+      UserError: one of these files exists and is not a former report; checked before anything is
         computed, and again for the figures, whose number is known only then.
     """
     kinds = ("svg", "png") if with_png else ("svg",)

@@ -77,7 +77,7 @@ class Watched:
 
 
 def _files(folder: epath.Path) -> _Files:
-    """Name, size and time of every file in a folder; empty if there is no folder (yet)."""
+    """Name, size and time of every file in a folder; empty if it does not exist (yet)."""
     if not is_dir(folder):
         return ()
     found = []

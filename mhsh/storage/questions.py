@@ -40,7 +40,7 @@ def is_file(path: epath.PathLike) -> bool:
 
 
 def names_in(folder: epath.PathLike) -> list[str]:
-    """The names of all that lies in a folder, sorted; none where there is no folder."""
+    """The names in a folder, sorted; none if it does not exist."""
     if is_remote(folder):
         with bucket_objects(folder) as objects:
             try:

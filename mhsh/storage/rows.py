@@ -104,7 +104,7 @@ def _last_seconds(rows: Sequence[Mapping[str, Any]], before: float) -> float:
 
 
 def rows_in(path: epath.Path) -> Iterator[dict[str, Any]]:
-    """One row after the other, up to the first damaged line; none where there is no file."""
+    """One row after the other, up to the first damaged line; none if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         for _, rows in parsed(path):
             yield from itertools.takewhile(lambda row: row is not None, rows)

@@ -142,7 +142,7 @@ class _Rows(NamedTuple):
         return jax.lax.broadcasted_iota(jnp.uint32, (1, self.padded), 1)
 
     def real(self, count: int) -> Bool[Array, "M W"] | None:
-        """True at the columns that are none of padding; None where there is no padding."""
+        """True at the columns that are not padding; None without padding."""
         if self.width == self.padded:
             return None
         return jax.lax.broadcasted_iota(jnp.int32, (count, self.padded), 1) < self.width
@@ -174,7 +174,7 @@ def _column(join: Join) -> int:
 
 
 def _vectors(rows: _Rows, ref: Any, layer: Any, column: int, count: int) -> list[Float[Array, "1 W"]]:
-    """Vectors that stand beside each other in the row of a layer."""
+    """Adjacent vectors in a layer's row."""
     return [rows.load(ref, layer, 1, column + number * rows.width) for number in range(count)]
 
 
