@@ -32,6 +32,7 @@ PAGES: Mapping[str, Page] = {
         (
             "models.build",
             "models.residual",
+            "models.schemes",
             "models.attention",
             "models.transformer",
             "models.bert",
