@@ -20,9 +20,9 @@ MIN_SEEDS = 3  # for a verdict on a difference
 # Chosen by simulation (benchmarks/verdicts/pages.py): the least widths with which at most 5 % of
 # pages mark an equal group, whatever the noise.
 WIDENING = 1.6  # of Student's interval where nothing but its own seeds says how wide it is: one long tail needs that
-POOLED_WIDENING = 1.1  # of the interval by the typical spread of a section's groups
-MEDIANS = 1.1  # that the typical spread is at most
-EXCESS = 1.25  # the power of a group's spread over the typical one, by which its own interval is wider
+POOLED_WIDENING = 1.14  # of the interval by the typical spread of a section's groups
+MEDIANS = 1.2  # that the typical spread is at most
+OWN_SHARE = 0.8  # of a group's own quantile in that by which its own spread is judged; the rest is the other groups'
 _NORMAL = float(ndtri(0.5 + CONFIDENCE / 2))
 _NO_SPREAD = 1e-12  # of the largest value: what rounding alone can make
 
@@ -36,9 +36,11 @@ DIFFERENCE_RULE = (
     "than two in common, that of the two means. The intervals of all differences on a page hold together with 95 % (Bonferroni), "
     "and a difference is significant where its interval leaves out zero. The spread of the seeds' differences is typical where it "
     f"is the mean of that of the section's groups, or {MEDIANS} times their median if that is less. Half of an interval is the "
-    f"wider of two: {POOLED_WIDENING} times Student's by the typical spread, with the degrees of freedom of the other groups, and "
-    f"Student's by the group's own spread, times the ratio of the two to the power of {EXCESS}, at most {WIDENING} times; so many "
-    "times also without another group. Added in quadrature is what other validation rows may change (by parts "
+    f"wider of two. The first is {POOLED_WIDENING} times Student's by the typical spread, with the degrees of freedom of the other "
+    "groups. The second is the group's own error, times the ratio of its spread to the typical one, times a quantile of which "
+    f"{OWN_SHARE} is Student's with the group's own degrees of freedom and {1 - OWN_SHARE:.1f} that of the other groups; it is "
+    f"at most {WIDENING} times Student's by the group's own spread; without another group an interval is that. "
+    "Added in quadrature is what other validation rows may change (by parts "
     "of them) and what the grid of a tuned field may hide. Where all seeds differ by the same, the test is that of signs. It "
     f"takes {MIN_SEEDS} seeds."
 )
@@ -165,13 +167,17 @@ def judge(apart: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUBT, te
     if not (known or (typical and apart.paired)):
         within = is_open or abs(mean) <= doubt.resolution + _NORMAL * doubt.error
         return dataclasses.replace(apart, p_value=math.nan if within else min(tests * apart.p_value, 1.0))  # nan stays nan
-    own = apart.error * (min(min(apart.error / typical, WIDENING) ** EXCESS, WIDENING) if typical else WIDENING) if known else 0.0
+    error = apart.error if known else 0.0
 
     def half(level: float) -> float:
         """Of the interval that leaves out the truth so often."""
-        by_own = _quantile(apart.seeds - 1, level) * own
-        by_others = _quantile(spread.freedom, level) * POOLED_WIDENING * typical if typical else 0.0
-        return math.hypot(max(by_own, by_others), -float(ndtri(level / 2)) * doubt.error) + doubt.resolution
+        own = _quantile(apart.seeds - 1, level)
+        by_seeds = WIDENING * own * error
+        if typical:
+            others = _quantile(spread.freedom, level)
+            by_own = (OWN_SHARE * own + (1 - OWN_SHARE) * others) * error * (error / typical)
+            by_seeds = max(min(by_own, by_seeds), POOLED_WIDENING * others * typical)
+        return math.hypot(by_seeds, -float(ndtri(level / 2)) * doubt.error) + doubt.resolution
 
     wide = half((1 - CONFIDENCE) / tests)
     # The mean at the rates that were tried is not ruled out by what lies between them.

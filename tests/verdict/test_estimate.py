@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.verdicts import pages
 from mhsh.verdict.estimate import (
-    EXCESS,
     MEDIANS,
     MIN_SEEDS,
+    OWN_SHARE,
     POOLED_WIDENING,
     WIDENING,
     Doubt,
@@ -109,21 +111,31 @@ def test_the_verdict_is_that_of_the_interval(
 
 
 def test_of_several_groups_the_typical_spread_counts_by_hand() -> None:
-    """Deviations of 1, 2 and 9 of five seeds' differences: their mean is 4, over 1.1 medians."""
+    """Deviations of 1, 2 and 9 of five seeds' differences: their mean is 4, over 1.2 medians."""
     known = [
         Estimate(mean, math.nan, math.nan, 5, paired=True, error=spread / math.sqrt(5)) for mean, spread in ((4, 1), (4, 2), (4, 9))
     ]
     beside = spreads(known)
     assert beside == [Spread(pytest.approx(MEDIANS * 2), 8)] * 3
     quiet, middle, loud = (judge(each, spread, tests=3).high - 4 for each, spread in zip(known, beside, strict=True))
-    by_others = POOLED_WIDENING * stats.t.ppf(1 - 0.05 / 6, 8) * 2.2 / math.sqrt(5)
-    by_own = stats.t.ppf(1 - 0.05 / 6, 4) / math.sqrt(5)
-    assert quiet == pytest.approx(by_others)
-    assert middle == pytest.approx(max(by_others, by_own * 2 * (2 / 2.2) ** EXCESS))
-    assert loud == pytest.approx(by_own * 9 * WIDENING)
+    own, others = (stats.t.ppf(1 - 0.05 / 6, freedom) / math.sqrt(5) for freedom in (4, 8))
+    assert quiet == pytest.approx(POOLED_WIDENING * others * 2.4)
+    assert middle == pytest.approx(max(POOLED_WIDENING * others * 2.4, (OWN_SHARE * own + (1 - OWN_SHARE) * others) * 2 * 2 / 2.4))
+    assert loud == pytest.approx(WIDENING * own * 9)
+    known_twice = [dataclasses.replace(each, error=error) for each, error in zip(known, (1.0, 1.0, 1.3), strict=True)]
+    half = judge(known_twice[2], spreads(known_twice)[2], tests=3).high - 4  # noisier than typical, and less than 1.6 times as wide
+    assert half == pytest.approx((OWN_SHARE * own + (1 - OWN_SHARE) * others) * math.sqrt(5) * 1.3 * 1.3 / 1.1)
     assert spreads(known[:1]) == [Spread()]
-    assert judge(known[0], tests=3).high - 4 == pytest.approx(by_own * WIDENING)
+    assert judge(known[0], tests=3).high - 4 == pytest.approx(own * WIDENING)
     assert spreads([*known[:2], difference(keyed(1.0), keyed(2.0))])[2].freedom == 8  # of one seed nothing is known
+
+
+@pytest.mark.parametrize("tests", [1, 2, 5])
+def test_the_rule_is_the_one_that_was_simulated(tests: int) -> None:
+    apart = np.random.default_rng(tests).exponential(size=(1, tests, 4)) * np.array([1, 1, 2, 3, 0.5])[:tests, None]
+    found = [difference(keyed(*group), keyed(0.0, 1e-9, 0.0, 1e-9)) for group in apart[0]]
+    judged = [judge(each, spread, tests=tests) for each, spread in zip(found, spreads(found), strict=True)]
+    assert [each.high - each.mean for each in judged] == pytest.approx(pages.taken(apart, 0.05 / tests)[0].tolist())
 
 
 def test_unpaired_is_welch_with_the_freedom_of_the_smaller_group() -> None:
