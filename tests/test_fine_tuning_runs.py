@@ -151,19 +151,16 @@ def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_pa
     validated = [row["batch"] for row in trained.rows() if row["split"] == "validation"]
     assert validated and len(set(validated)) == 1
 
-    answers, details = tmp_path / "answers.json", tmp_path / "details.json"
+    answers = tmp_path / "answers.json"
     arguments = ["predict", str(tmp_path / "run" / "seed-0"), f"--input={questions}", f"--output={answers}"]
-    ran(*arguments, f"--details={details}", "--null-threshold=-1000000")
+    ran(*arguments, "--null-threshold=-1000000")
     assert set(json.loads(answers.read_text()).values()) == {""}
     answers.unlink()
-    details.unlink()
-    ran(*arguments, f"--details={details}", "--null-threshold=1000000")
-    found, sure = json.loads(answers.read_text()), json.loads(details.read_text())
+    ran(*arguments, "--null-threshold=1000000")
+    found = json.loads(answers.read_text())
     contexts = {qa["id"]: p["context"] for k in range(12) for p in article(k)["paragraphs"] for qa in p["qas"]}
     assert list(found) == list(contexts)
     assert all(text and text in contexts[number] for number, text in found.items())
-    assert all(each["best"][0]["text"] == found[number] for number, each in sure.items())
-    assert all(sum(best["probability"] for best in each["best"]) == pytest.approx(1) for each in sure.values())
 
 
 @pytest.mark.parametrize(

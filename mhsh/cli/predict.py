@@ -34,7 +34,7 @@ EXAMPLES = (
 # By model.objective: what a run of it does, and the options that only it has.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "classification": ("labels examples", ()),
-    "span": ("answers questions", ("null_threshold", "details")),
+    "span": ("answers questions", ("null_threshold",)),
     "translation": ("translates", ("beam", "length_penalty", "batch_tokens", "overlong", "average")),
     "clm": ("writes on", ("text", "max_tokens", "temperature", "top_k", "seed", "average")),
     "mlm": ("fills masks", ("text", "top", "average")),
@@ -51,7 +51,6 @@ def run(
     step: StepFlag = None,
     average: Count | None = None,
     null_threshold: float | None = None,
-    details: str | None = None,
     beam: Count | None = None,
     length_penalty: float | None = None,
     batch_tokens: Count | None = None,
@@ -76,7 +75,6 @@ def run(
       text: causal and masked runs: the text itself, in place of --input
       average: not of fine-tuned runs: the mean of the last N checkpoints; 1 by default
       null_threshold: SQuAD 2.0: how much better no answer must score; 0 by default
-      details: SQuAD: a new file for the n-best answers and what --null-threshold is compared with
       beam: translation: hypotheses a sentence; 4 by default
       length_penalty: translation: A of score / length ** A; 0.6 by default
       batch_tokens: translation: source tokens at once; 4096 by default
@@ -129,10 +127,7 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
             raise UserError(f"--{flag} is for runs of model.objective = {others}; {folder} is one of {objective!r}, which {does}")
     if "text" in options and source is not None:
         raise UserError("--text and --input are both the text; give one of them")
-    if output is not None and options.get("details") == output:
-        raise UserError(f"--output and --details are both {output}; give each a file of its own")
-    for flag in ("output", "details"):
-        check_new_file(f"--{flag}", {"output": output, **options}.get(flag))
+    check_new_file("--output", output)
 
 
 def _translated(
@@ -197,7 +192,6 @@ def _answer(
     output: str,
     *,
     null_threshold: float | None = None,
-    details: str | None = None,
 ) -> None:
     from mhsh.data.fine_tuning import encode_questions
     from mhsh.data.load import task_of
@@ -209,11 +203,9 @@ def _answer(
     tokenizer = task_of(config).read_tokenizer(folder.path / vocab_file(config))
     rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
     answers = find_answers(squad.questions, windows, _logits(folder, config, step, rows))
-    by_id = dict(zip([question.id for question in squad.questions], answers, strict=True))
     threshold = null_threshold or 0.0 if squad.version == "2.0" else None
-    _write_object(output, {name: answer.text(threshold) for name, answer in by_id.items()})
-    if details is not None:
-        _write_object(details, {name: answer.details() for name, answer in by_id.items()})
+    by_id = {question.id: answer.text(threshold) for question, answer in zip(squad.questions, answers, strict=True)}
+    write_new(output, json.dumps(by_id, ensure_ascii=False, indent=1) + "\n")
 
 
 def _logits(folder: RunFolder, config: Config, step: int | None, rows: Examples) -> Float[np.ndarray, "rows ..."]:
@@ -230,7 +222,3 @@ def _logits(folder: RunFolder, config: Config, step: int | None, rows: Examples)
     chosen = [np.arange(start, start + size) % count for start in range(0, count, size)]
     parts = [np.asarray(compute(params, {name: values[numbers] for name, values in rows.items()})) for numbers in chosen]
     return np.concatenate(parts)[:count]
-
-
-def _write_object(path: str, content: dict[str, Any]) -> None:
-    write_new(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

@@ -31,8 +31,7 @@ class GlueTask:
     metrics: tuple[str, ...] = ("accuracy",)  # functions of mhsh.evaluation.glue
     # The evaluation sets on which GLUE publishes results: the name, the file with labels.
     evaluation_files: tuple[tuple[str, str], ...] = (("validation", "dev.tsv"),)
-    # The columns of files without a header; longer layouts only add columns at the end.
-    headerless: tuple[tuple[str, ...], ...] = ()
+    headerless: tuple[str, ...] = ()  # the columns of files without a header
 
     @property
     def num_classes(self) -> int:
@@ -52,7 +51,6 @@ class GlueExample:
 _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
-_STS_BENCHMARK = ("genre", "file", "year", "old_index", "score", "sentence1", "sentence2")
 _F1 = ("f1", "accuracy")
 
 # QQP's first archive (QQP.zip) has broken lines; GLUE replaced it by QQP-clean.zip. The diagnostic
@@ -64,7 +62,7 @@ _TASKS = (
         ("sentence",),
         ("unacceptable", "acceptable"),
         metrics=("matthews",),
-        headerless=(("source", "label", "mark", "sentence"),),
+        headerless=("source", "label", "mark", "sentence"),
     ),
     GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
     GlueTask(
@@ -83,8 +81,6 @@ _TASKS = (
         label_column="score",
         written_labels=(),
         metrics=("pearson", "spearman"),
-        # The STS benchmark's own files, which have the labels of GLUE's test set.
-        headerless=(_STS_BENCHMARK, (*_STS_BENCHMARK, "source1", "source2")),
     ),
     GlueTask("qqp", "QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), label_column="is_duplicate", metrics=_F1),
     GlueTask(
@@ -151,11 +147,9 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     if not lines:
         raise UserError(f"{path} is empty; fetch the file again")
     columns, first = tuple(lines[0].split("\t")), 1
-    widths = {len(columns)}
     missing = [name for name in task.texts if name not in columns]
     if missing and task.headerless:
-        columns, first = task.headerless[0], 0
-        widths = {len(layout) for layout in task.headerless}
+        columns, first = task.headerless, 0
     elif missing:
         raise UserError(
             f"{path} line 1 is not a header of {task.folder}: {missing[0]!r} is missing; fetch the original file again, or "
@@ -169,8 +163,8 @@ def read_glue(task: GlueTask, path: epath.PathLike) -> tuple[GlueExample, ...]:
     for number, line in enumerate(lines[first:], first + 1):
         try:
             cells = line.split("\t")
-            if len(cells) not in widths:
-                raise ValueError(f"has {len(cells)} columns instead of {' or '.join(map(str, sorted(widths)))}")
+            if len(cells) != len(columns):
+                raise ValueError(f"has {len(cells)} columns instead of {len(columns)}")
             position = len(examples) if index is None else _parse_index(cells[index])
             if position in seen:
                 raise ValueError(f"has index {position} a second time")

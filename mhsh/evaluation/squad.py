@@ -9,7 +9,6 @@ import dataclasses
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -42,18 +41,6 @@ class Answers:
         if not self.candidates or (threshold is not None and self.null_difference > threshold):
             return ""
         return self.candidates[0].text
-
-    def details(self) -> dict[str, Any]:
-        """The candidates with their probabilities, and `null_difference`, for JSON."""
-        scores = np.array([candidate.score for candidate in self.candidates])
-        shares = np.exp(scores - scores.max(initial=-np.inf))
-        return {
-            "no_answer_difference": self.null_difference if np.isfinite(self.null_difference) else None,
-            "best": [
-                {"text": candidate.text, "score": candidate.score, "probability": float(share / shares.sum())}
-                for candidate, share in zip(self.candidates, shares, strict=True)
-            ],
-        }
 
 
 def find_answers(
