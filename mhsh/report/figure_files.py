@@ -170,7 +170,7 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]], caption: s
         # Names are set afterwards and unparsed: one may hold dollar signs or begin with an
         # underscore.
         [f"entry {number}" for number in range(len(labels))],
-        title=caption or None,
+        title=shorten(caption, int((width - 0.1) / (0.98 * _CHARACTER))) or None,
         loc="outside lower center",
         ncols=-(-len(labels) // max(1, rows)),
         columnspacing=1.2,
@@ -180,8 +180,3 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]], caption: s
     for entry, label in zip(legend.get_texts(), labels, strict=True):
         entry.set_parse_math(math)
         entry.set_text(label if math else shorten(label, most))
-
-
-def caption_characters(width: float) -> int:
-    """How many characters the caption of a figure of that many inches holds."""
-    return int((width - 0.1) / (0.98 * _CHARACTER))

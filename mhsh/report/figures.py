@@ -18,12 +18,11 @@ from mhsh.report.figure_files import (
     PAGE,
     CurveStyle,
     add_legend,
-    caption_characters,
     curve_style,
     log_ticks,
 )
 from mhsh.report.report import Curves, Points
-from mhsh.text import count, shorten
+from mhsh.text import count
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
@@ -58,7 +57,7 @@ def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
         entries.append((Line2D([], [], color=_GREY, linewidth=1), f"{others} others, named on the page"))
     entries += [(Line2D([], [], color=_GREY, linestyle=":"), reference.label) for reference in curves.references]
     caption = f"bands: 95 % intervals{f'; differences are to {curves.baseline}' if curves.baseline else ''}"
-    add_legend(figure, entries, shorten(caption, caption_characters(width)))
+    add_legend(figure, entries, caption)
     return figure
 
 
@@ -125,6 +124,4 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
 
 
 def _sample(style: CurveStyle) -> Line2D:
-    drawn = Line2D([], [])
-    drawn.set(color=style.color, linestyle=style.linestyle, marker=style.symbol)
-    return drawn
+    return Line2D([], [], color=style.color, linestyle=style.linestyle, marker=style.symbol)

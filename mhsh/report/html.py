@@ -143,20 +143,15 @@ def _to_json(value: Any) -> str:
 
 
 def _read_asset(name: str) -> str:
-    return _normalize_lines(resources.files("mhsh.report").joinpath("page", name).read_text(encoding="utf-8"))
+    """With the line ends that an HTML parser makes, so that its hash is the browser's."""
+    return resources.files("mhsh.report").joinpath("page", name).read_text(encoding="utf-8")
 
 
 def _read_uplot(name: str) -> str:
     """A file of uPlot, the JavaScript library that draws the figures (MIT), as uplot-python carries
     it. That package is not imported: it would import IPython.
     """
-    path = Path(str(distribution("uplot-python").locate_file(f"uplot/static/{name}")))
-    return _normalize_lines(path.read_text(encoding="utf-8"))
-
-
-def _normalize_lines(text: str) -> str:
-    """`text` with the line ends that an HTML parser makes, so that its hash is the browser's."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return Path(str(distribution("uplot-python").locate_file(f"uplot/static/{name}"))).read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from mhsh.report.report import CAUTION, Column, Row, Table, TableCell
 from mhsh.report.sentences import cautions, unbounded, what_decides
 from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, Replicate, known_estimate
-from mhsh.verdict.fairness import Effect, find_conditions
+from mhsh.verdict.fairness import find_conditions
 from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, UNTRAINED, Comparison, Finding
 from mhsh.verdict.groups import TRAINED, Group, Member
 from mhsh.verdict.outcomes import Measure, final_value
@@ -275,14 +275,8 @@ def conditions_table(section: ReportSection) -> Table | None:
     groups = [group for group in section.groups if group.runs]
     if len(groups) < 2:
         return None
-    words = {
-        Effect.LOSS: "losses",
-        Effect.SIZE: "losses, if the larger model wins",
-        Effect.CLOCK: "device seconds",
-        Effect.NONE: "nothing",
-    }
     rows = find_conditions([group.runs for group in groups], section.comparison.treatment)
-    differing = [[row.name, words[row.effect], _values(row.values, groups)] for row in rows if not row.equal]
+    differing = [[row.name, row.effect.value, _values(row.values, groups)] for row in rows if not row.equal]
     note = f"{len(rows) - len(differing)} other conditions are equal."
     headings = ["what differs", "makes incomparable", "values"]
     return Table.of_text(f"{section.prefix}Conditions", headings, differing, note)

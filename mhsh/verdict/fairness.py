@@ -40,12 +40,12 @@ CONDITION_RULE = (
 
 
 class Effect(enum.Enum):
-    """The effect of a difference in a condition."""
+    """What a difference in a condition makes incomparable; the worst first."""
 
-    LOSS = "losses are not comparable"
-    SIZE = "losses are not comparable if the larger model ends better"
-    CLOCK = "device seconds are not comparable"
-    NONE = "none"
+    LOSS = "losses"
+    SIZE = "losses, if the larger model wins"
+    CLOCK = "device seconds"
+    NONE = "nothing"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
         record("XLA flags in force", Effect.CLOCK, "xla_flags"),
         row("changes in mid-run", Effect.CLOCK, lambda run: _in_mid_run(run.recorded("clock"))),
     ]
-    order = [Effect.LOSS, Effect.SIZE, Effect.CLOCK, Effect.NONE]
+    order = [*Effect]
     return tuple(sorted(rows, key=lambda each: len(order) if each.equal else order.index(each.effect)))
 
 
