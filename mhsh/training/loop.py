@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from etils import epath
 from mhsh.cluster.agreement import StopAgreement, agreed, begin_run, wait_for_all
 from mhsh.cluster.signals import StopSignals, maintenance_watch
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
-from mhsh.config.fields import differences, format_differences, free_fields
+from mhsh.config.fields import format_differences, free_fields
 from mhsh.config.resolve import branch_point, decay_start
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
@@ -22,14 +21,14 @@ from mhsh.models.build import left_to_xla
 from mhsh.storage.bucket import LostRun
 from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
-from mhsh.storage.run_folder import Counters, RunFolder
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.branch import branch
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.program import HostBatch, Program, check_together
 from mhsh.training.progress import Display
 from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.remarks import Remarks, last_lines
-from mhsh.training.setup import Run, start
+from mhsh.training.setup import Run, Start, start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 from mhsh.training.watching import Clock
@@ -98,7 +97,7 @@ def train_together(
             if ready is None:
                 yield held, None
             else:
-                by_step.setdefault(ready.step, []).append(ready)
+                by_step.setdefault(ready.start.step, []).append(ready)
         for alike in by_step.values():
             yield from _train_alike(alike, stop) if stop.signal is None else [(each.held, stop.signal) for each in alike]
 
@@ -119,18 +118,12 @@ def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     check_entries(config)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ready:
+class _Ready(NamedTuple):
     """A run before its first step in this process."""
 
     held: Held
     run: Run
-    state: TrainState
-    step: int  # of the state
-    started_from: dict[str, Any] | None
-    changed: Mapping[str, tuple[Any, Any]]
-    used: Counters
-    lost_rows: int
+    start: Start
 
 
 @contextlib.contextmanager
@@ -165,25 +158,16 @@ def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | 
 
 
 def _made_ready(held: Held, run: Run, accept_gap: bool) -> _Ready:
-    config, folder, display, clock = run.config, run.folder, run.display, run.clock
     counts = run.corpus.summary()
     with jax.set_mesh(run.mesh):
-        choices = str(run.plan.mesh_choice or ""), left_to_xla(config.model)
+        choices = str(run.plan.mesh_choice or ""), left_to_xla(run.config.model)
     for line in (held.note, keep_compiled(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
-            display.note(line)
-
-    state, step, started_from = start(run)
-    changed = differences(folder.config_at(step), run.asked_for)
-    if changed:
-        display.note(_said(config, step, changed))
-    used = folder.counters(step) or Counters()  # none: of an imported checkpoint, or a fresh state
-    lost = 0
-    if jax.process_index() == 0:
-        cut = folder.cut_metrics(step, used.rows, accept_gap)
-        used, lost = used._replace(rows=cut.kept), cut.lost
-        clock.add({"repeated": cut.dropped_seconds})
-    return _Ready(held, run, state, step, started_from, changed, used, lost)
+            run.display.note(line)
+    begun = start(run, accept_gap)
+    if begun.changed:
+        run.display.note(_said(run.config, begun.step, begun.changed))
+    return _Ready(held, run, begun)
 
 
 def _train_alike(ready: Sequence[_Ready], stop: StopSignals) -> Iterator[tuple[Held, int | Exception | None]]:
@@ -194,7 +178,7 @@ def _train_alike(ready: Sequence[_Ready], stop: StopSignals) -> Iterator[tuple[H
     for each in ready:
         each.run.together = len(ready)
     try:
-        program = Program([each.run for each in ready], [each.state for each in ready])
+        program = Program([each.run for each in ready], [each.start.state for each in ready])
         for place, ended in _rounds(program, ready, stop):
             left.remove(place)
             yield ready[place].held, ended
@@ -250,21 +234,20 @@ def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, 
     begun it is sent the signal that asks it to stop, or None. Returns the signal that it stopped by
     (None: it is finished).
     """
-    run, folder, step = ready.run, ready.run.folder, ready.step
-    config, display, clock = run.config, run.display, run.clock
+    _, run, begun = ready
+    config, folder, display, clock = run.config, run.folder, run.display, run.clock
     compile_seconds = clock.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
     if folder.has_run_record():
         clock.add(folder.read_run("wall_seconds")["wall_seconds"])
-    changed = {path: now for path, (_, now) in ready.changed.items()}
-    record = RunRecord(run, program.state(place), compile_seconds, ready.started_from, step, ready.lost_rows, changed)
+    record = RunRecord(run, begun, program.state(place), compile_seconds)
     record.write("running")
     trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
     if jax.process_index() == 0:
         is_wandb = config.train.tracker == "wandb"
-        trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, step))
-    with Log(run, ready.used, trackers) as log, contextlib.closing(run.watchdog):
-        stopped_by = yield from _steps(run, log, record, program, place, step)
+        trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, begun.step))
+    with Log(run, begun.used, trackers) as log, contextlib.closing(run.watchdog):
+        stopped_by = yield from _steps(run, log, record, program, place, begun.step)
         with clock.phase("saving"):
             run.checkpoints.close()
     record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))

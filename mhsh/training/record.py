@@ -26,7 +26,7 @@ from mhsh.training.checkpoints.verify import as_hex
 from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
 from mhsh.training.optimizer import decayed_count
-from mhsh.training.setup import Run
+from mhsh.training.setup import Run, Start
 from mhsh.training.state import TrainState
 from mhsh.training.step import StepMetrics
 from mhsh.training.trackers import Tracker
@@ -160,20 +160,10 @@ class Log:
 class RunRecord:
     """run.json: everything about a run that is not a curve. Process 0 writes it."""
 
-    def __init__(
-        self,
-        run: Run,
-        state: TrainState,
-        compile_seconds: float,
-        started_from: dict[str, Any] | None,
-        start: int,
-        lost_rows: int,
-        changed: Mapping[str, Any],
-    ) -> None:
-        """Of a run that goes on after step `start`, up to which `lost_rows` of metrics.jsonl are
-        lost, with other values of the fields in `changed`.
-        """
-        config, corpus = run.config, run.corpus
+    def __init__(self, run: Run, begun: Start, state: TrainState, compile_seconds: float) -> None:
+        """Of a run that goes on from where it has `begun`, in this state."""
+        config, corpus, start = run.config, run.corpus, begun.step
+        changed = {path: now for path, (_, now) in begun.changed.items()}
         before = run.folder.recorded()
         self._run = run
         ran = {
@@ -189,7 +179,7 @@ class RunRecord:
             **ran,
             # Who reads seconds asks what ran from which step on.
             "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | now),
-            "changed": run.folder.changed(start) | ({str(start): dict(changed)} if changed else {}),
+            "changed": run.folder.changed(start) | ({str(start): changed} if changed else {}),
             "code": _by_step(before.get("code", {}), start, code_hash()),
             "numerics": _by_step(before.get("numerics", {}), start, numerics()),
             "entries": recorded_entries(config),
@@ -202,9 +192,9 @@ class RunRecord:
             "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
             "omega": _initial_omega(run, state),
             "compile_seconds": compile_seconds,
-            "started_from": started_from,
+            "started_from": begun.started_from,
             "branched_from": before.get("branched_from"),  # None: its first steps are no copies
-            "lost_rows": before.get("lost_rows", {}) | ({str(start): lost_rows} if lost_rows else {}),
+            "lost_rows": before.get("lost_rows", {}) | ({str(start): begun.lost_rows} if begun.lost_rows else {}),
         }
 
     def write(self, status: str, **more: Any) -> None:

@@ -8,9 +8,9 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -18,13 +18,14 @@ import numpy as np
 
 from mhsh.cluster.agreement import preflight, wait_for_all
 from mhsh.config.entries import recorded_entries
+from mhsh.config.fields import differences
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.data.batches import prefetched
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
-from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
 from mhsh.training.environment import code_hash, environment, numerics
@@ -90,16 +91,40 @@ class Run:
             return put_batch(next(batches), self.mesh)
 
 
-def start(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
-    """The state to go on from, its step, and for run.json from which other run it started (None:
-    from none). A run has four starts, tried in this order:
+class Start(NamedTuple):
+    """Where a run goes on from in this process."""
+
+    state: TrainState
+    step: int  # of the state
+    started_from: dict[str, Any] | None  # for run.json: another run; None: none
+    changed: Mapping[str, tuple[Any, Any]]  # the fields whose values differ from here on: before, and now
+    used: Counters  # up to this step
+    lost_rows: int  # of metrics.jsonl
+
+
+def start(run: Run, accept_gap: bool) -> Start:
+    """Where the run goes on from; the rows of later steps are cut off. Raises UserError where all
+    its checkpoints are damaged, those of train.start_from do not fit, or rows are lost and
+    `accept_gap` does not take that.
+    """
+    state, step, started_from = _first_state(run)
+    changed = differences(run.folder.config_at(step), run.asked_for)
+    used, lost = run.folder.counters(step) or Counters(), 0  # none: of an imported checkpoint, or a fresh state
+    if jax.process_index() == 0:
+        cut = run.folder.cut_metrics(step, used.rows, accept_gap)
+        used, lost = used._replace(rows=cut.kept), cut.lost
+        run.clock.add({"repeated": cut.dropped_seconds})
+    return Start(state, step, started_from, changed, used, lost)
+
+
+def _first_state(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
+    """The state to go on from, its step, and from which other run it started. A run has four
+    starts, tried in this order:
 
     1. It goes on from its newest good checkpoint; damaged ones are set aside.
     2. It goes on from an imported checkpoint, which has no run.json yet.
     3. It starts with the parameters of another run, train.start_from.
     4. It starts with fresh parameters.
-
-    Raises UserError where all its checkpoints are damaged, or those of train.start_from do not fit.
     """
     config, checkpoints, folder, note = run.config, run.checkpoints, run.folder, run.display.note
     for step in checkpoints.steps():
