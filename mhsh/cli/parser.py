@@ -230,8 +230,8 @@ def _chosen(command: str, arguments: list[str]) -> tuple[HelpPage | None, list[s
         for page in known.values():
             page.app().help_print()
         return None, []
-    hint = f"unknown kind {kind!r}; {nearest(kind, known)}" if kind else f"it needs one of {', '.join(known)}"
-    raise UserError(f"mhsh {command}: {hint}; see mhsh {command} --help")
+    hint = f": unknown kind {kind!r}; {nearest(kind, known)}" if kind else f" needs one of {', '.join(known)}"
+    raise UserError(f"mhsh {command}{hint}; see mhsh {command} --help")
 
 
 def _made(run: Run) -> Iterator[tuple[str, Made]]:
