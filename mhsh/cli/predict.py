@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mhsh.cli.parser import Count, RunFolderArgument, StepFlag
-from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, SpanDataConfig
+from mhsh.config.schema import ClassificationDataConfig, Config, SpanDataConfig
 from mhsh.data.glue import find_task, read_glue, write_submission
 from mhsh.data.squad import read_squad
 from mhsh.data.tables import Examples
@@ -91,32 +91,21 @@ def run(
     config = run_folder.read_config()
     _check(folder, config.model.objective, options, input, output)
     check_values(**options)
-    if config.model.objective in TASKS:
-        _predict_task(run_folder, config, step, input, output, options)
+    if isinstance(config.data, ClassificationDataConfig | SpanDataConfig):
+        if input is None or output is None:
+            raise UserError(f"mhsh predict {folder} needs --input=FILE and --output=FILE; see mhsh predict --help")
+        if isinstance(config.data, ClassificationDataConfig):
+            _classify(run_folder, config, config.data, step, input, output)
+        else:
+            _answer(run_folder, config, config.data, step, input, output, null_threshold)
         return 0
-    write = {"translation": _translated, "clm": _written_on, "mlm": _filled}[config.model.objective]
-    _emit(write(folder, input, step, **options), output)
-    return 0
-
-
-def _emit(text: str, output: str | None) -> None:
+    made = {"translation": _translated, "clm": _written_on, "mlm": _filled}[config.model.objective](folder, input, step, **options)
     if output is None:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(made.encode())
         sys.stdout.buffer.flush()
     else:
-        write_new(output, text)
-
-
-def _predict_task(
-    folder: RunFolder, config: Config, step: int | None, source: str | None, output: str | None, options: Mapping[str, Any]
-) -> None:
-    """Writes the labels or the answers of a fine-tuned run."""
-    if source is None or output is None:
-        raise UserError(f"mhsh predict {folder.path} needs --input=FILE and --output=FILE; see mhsh predict --help")
-    if isinstance(config.data, ClassificationDataConfig):
-        _classify(folder, config, config.data, step, source, output)
-    elif isinstance(config.data, SpanDataConfig):
-        _answer(folder, config, config.data, step, source, output, **options)
+        write_new(output, made)
+    return 0
 
 
 def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None, output: str | None) -> None:
@@ -190,8 +179,7 @@ def _answer(
     step: int | None,
     source: str,
     output: str,
-    *,
-    null_threshold: float | None = None,
+    null_threshold: float | None,
 ) -> None:
     from mhsh.data.fine_tuning import encode_questions
     from mhsh.data.load import task_of
