@@ -10,15 +10,24 @@ import subprocess
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
+import fsspec
+import pyarrow
 import pytest
+from msgspec.structs import replace
+from pyarrow import parquet
 
+from mhsh.data.load import load_corpus
 from mhsh.storage.bucket import check_bucket
 from mhsh.storage.files import read_object, write_atomically
 from mhsh.storage.run_folder import RunFolder
 from tests.buckets import bucket_variables
+from tests.clusters import finish, start
 from tests.conftest import ROOT
-from tests.runs import CONFIG, command, rows_without_timings
+from tests.data.preparing import pretraining_config
+from tests.runs import CONFIG, command, mhsh, mhsh_here, rows_without_timings
+from tests.test_clusters import assert_same_curve
 
 BUCKET = "runs"
 
@@ -84,6 +93,47 @@ def test_a_run_in_a_bucket_begins_at_a_step_of_another(bucket, corpus, tmp_path)
     assert max(written, key=written.__getitem__).endswith("commit_success.txt")
     refused = train(*shorter, f"--workdir={tmp_path / 'run'}")
     assert refused.returncode == 2 and "one is in a bucket and one on a disk" in refused.stderr
+
+
+@pytest.fixture
+def rows(bucket, corpus, tmp_path, monkeypatch) -> str:
+    """data.source of rows in the bucket, prepared from a Parquet file there."""
+    for name, value in (environment(bucket) | {"MHSH_CACHE": str(tmp_path / "cache")}).items():
+        monkeypatch.setenv(name, value)
+    text = Path(corpus.partition("text:")[2]).read_text(encoding="utf-8")
+    parquet.write_table(pyarrow.table({"text": text.split("\n\n")}), tmp_path / "corpus.parquet", row_group_size=9)
+    fsspec.filesystem("gs").put_file(str(tmp_path / "corpus.parquet"), f"{BUCKET}/text/corpus.parquet")
+    source = f"--config.data.source=parquet:gs://{BUCKET}/text/*.parquet"
+    done = mhsh_here("prepare", *CONFIG, source, f"--out={tmp_path / 'copied'}", "--workers=1", "--per-shard=20")
+    assert done.returncode == 0, done.stderr
+    for path in filter(Path.is_file, (tmp_path / "copied").rglob("*")):
+        fsspec.filesystem("gs").pipe_file(f"{BUCKET}/rows/{path.relative_to(tmp_path / 'copied')}", path.read_bytes())
+    return f"arrayrecord:gs://{BUCKET}/rows"
+
+
+@pytest.fixture
+def rows_here(corpus, tmp_path) -> str:
+    """data.source of the same rows on disk, prepared from text."""
+    done = mhsh_here("prepare", *CONFIG, corpus, f"--out={tmp_path / 'rows'}", "--workers=1", "--per-shard=20")
+    assert done.returncode == 0, done.stderr
+    return f"arrayrecord:{tmp_path / 'rows'}"
+
+
+def test_rows_in_a_bucket_are_those_on_a_disk(rows, rows_here):
+    config = pretraining_config(vocab_size=512, sequence_length=64)
+    corpora = [load_corpus(replace(config, data=replace(config.data, source=source)), None) for source in (rows, rows_here)]
+    assert corpora[0].fingerprint == corpora[1].fingerprint
+
+
+@pytest.mark.slow  # by default: the test before, and tests/data/test_buckets.py, where two processes copy
+def test_two_processes_train_on_rows_in_a_bucket_as_one_on_a_disk(rows, rows_here, tmp_path):
+    one = mhsh("train", *CONFIG, f"--config.data.source={rows_here}", f"--workdir={tmp_path / 'here'}")
+    assert one.returncode == 0, one.stderr
+    results = finish(start(2, ["train", *CONFIG, f"--config.data.source={rows}", f"--workdir={tmp_path / 'there'}"]))
+    assert [status for status, _, _ in results] == [0, 0], results
+    copies = [line.split(" of ")[1].split()[0] for _, out, _ in results for line in out.split("\n") if line.startswith("copying")]
+    assert sorted(copies) == [f"gs://{BUCKET}/rows/train", f"gs://{BUCKET}/rows/validation"]  # once on a machine
+    assert_same_curve(tmp_path / "there", tmp_path / "here")
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_as_a_whole(bucket, monkeypatch):

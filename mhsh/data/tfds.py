@@ -1,4 +1,4 @@
-"""Reads sentence pairs of translation data sets that TFDS has prepared on this machine.
+"""Reads data sets that TFDS has prepared on this machine: texts and sentence pairs.
 
 Nothing is downloaded or prepared. TFDS is imported when a data set is opened: it takes a second. It
 reads ArrayRecord without TensorFlow.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhsh.data.shards import check_unpacked
 from mhsh.errors import UserError
@@ -17,7 +17,7 @@ from mhsh.errors import UserError
 _SOURCE_LANGUAGE = "en"
 _DEFAULT_SPLIT = "train"
 _NAME = re.compile(
-    r"(?P<dataset>[\w/.-]+(?::\d[\w.]*)?)"  # wmt14_translate/de-en, perhaps with a version: :1.0.0
+    r"(?P<dataset>[\w/.-]+(?::\d[\w.]*)?)"  # wmt14_translate/de-en, wikipedia/20230601.en, perhaps with a version: :1.0.0
     r"(?::(?P<split>[a-z_]\w*(?:\[[^\]]*\])?))?"  # validation, or a slice such as train[:1000]
     r"(?::(?P<direction>[a-z_]+-[a-z_]+))?"  # en-de
 )
@@ -25,50 +25,77 @@ _NAME = re.compile(
 _RECORDS_PER_READ = 1024
 
 
+class PreparedSplit(NamedTuple):
+    """One split of a data set, or a slice of it."""
+
+    name: str  # DATASET or DATASET:SPLIT, as the user wrote it
+    features: Any  # TFDS's description of every feature, by name
+    stored: Any  # TFDS's data source, in the order of the files
+
+    def records(self, *names: str) -> Iterator[dict[str, str]]:
+        """The named features of every record, which are texts, in the order of the files. Raises
+        UserError where there is no such feature, or a text is not UTF-8.
+        """
+        for name in names:
+            if name not in self.features:
+                raise UserError(
+                    f"tfds:{self.name} has the features {', '.join(sorted(self.features))}, but not {name!r}; name a data set "
+                    "that has it"
+                )
+        for start in range(0, len(self.stored), _RECORDS_PER_READ):
+            numbers = range(start, min(start + _RECORDS_PER_READ, len(self.stored)))
+            for number, record in zip(numbers, self.stored.__getitems__(numbers), strict=True):
+                try:
+                    decoded = {name: _text(record[name]) for name in names}
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
+                        "set again"
+                    ) from error
+                yield decoded
+
+
+def open_split(name: str) -> PreparedSplit:
+    """The split DATASET[:SPLIT], such as wikipedia/20230601.en:train[:1%],
+    in TFDS_DATA_DIR or ~/tensorflow_datasets. Raises UserError where the data set is not prepared
+    there or not as ArrayRecord, or has no such split, or an empty one.
+    """
+    split, direction = _open(name)
+    if direction is not None:
+        raise UserError(f"tfds:{name}: {direction} is only for sentence pairs; write tfds:DATASET[:SPLIT]")
+    return split
+
+
 def read_pairs(name: str) -> Iterator[tuple[str, str]]:
     """The (source, target) sentences of DATASET[:SPLIT[:SOURCE-TARGET]], in the order of the files,
-    such as wmt14_translate/de-en:train[:1000]:de-en; by default of train, out of English.
-
-    The data set is in TFDS_DATA_DIR or ~/tensorflow_datasets. Raises UserError where it is not
-    prepared there or not as ArrayRecord, has no such split, an empty one, or not that language, or
-    a text is not UTF-8.
+    such as wmt14_translate/de-en:train[:1000]:de-en; by default of train, out of English. Raises
+    UserError as `open_split`, or the data set lacks a language.
     """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise UserError(
-            f"tfds:{name} is not a name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], such as "
-            "tfds:wmt14_translate/de-en or tfds:wmt14_translate/de-en:validation:en-de"
-        )
-    features, stored = _open(name, match["dataset"], match["split"] or _DEFAULT_SPLIT)
-    pair = _languages(name, match["direction"], features)
-    for start in range(0, len(stored), _RECORDS_PER_READ):
-        numbers = range(start, min(start + _RECORDS_PER_READ, len(stored)))
-        for number, record in zip(numbers, stored.__getitems__(numbers), strict=True):
-            try:
-                source, target = (_text(record[language]) for language in pair)
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"tfds:{name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data set again"
-                ) from error
-            yield source, target
+    split, direction = _open(name)
+    source, target = _languages(name, direction, list(split.features))
+    for record in split.records(source, target):
+        yield record[source], record[target]
 
 
 def _languages(name: str, direction: str | None, languages: Sequence[str]) -> tuple[str, str]:
-    if direction is None:
-        if len(languages) != 2 or _SOURCE_LANGUAGE not in languages:
-            raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
+    if direction is not None:
+        source, target = direction.split("-")
+        return source, target
+    if len(languages) == 2 and _SOURCE_LANGUAGE in languages:
         (target,) = [language for language in languages if language != _SOURCE_LANGUAGE]
         return _SOURCE_LANGUAGE, target
-    source, target = direction.split("-")
-    for language in (source, target):
-        if language not in languages:
-            raise UserError(f"tfds:{name} has {', '.join(sorted(languages))}, but not {language!r}; name two of them")
-    return source, target
+    raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
 
 
-def _open(name: str, dataset: str, split: str) -> tuple[list[str], Any]:
-    """The features of a data set, and the records of its split, in the order of the files."""
-    builder = _builder(dataset)
+def _open(name: str) -> tuple[PreparedSplit, str | None]:
+    """The split that a name stands for, and the direction in it."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserError(
+            f"tfds:{name} is not a name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], such as tfds:wmt14_translate/de-en, "
+            "tfds:wmt14_translate/de-en:validation:en-de or tfds:wikipedia/20230601.en:train[:10%]"
+        )
+    builder, split = _builder(match["dataset"]), match["split"] or _DEFAULT_SPLIT
     whole = split.partition("[")[0]
     if whole not in builder.info.splits:
         raise UserError(f"tfds:{name}: unknown split {whole!r}; allowed: {', '.join(builder.info.splits)}")
@@ -83,12 +110,12 @@ def _open(name: str, dataset: str, split: str) -> tuple[list[str], Any]:
         stored = builder.as_data_source(split)
     except NotImplementedError as error:
         raise UserError(
-            f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads; run: tfds build {dataset} "
-            "--file_format=array_record"
+            f"tfds:{name} is stored as {builder.info.file_format.value}, which only TensorFlow reads; run: tfds build "
+            f"{match['dataset']} --file_format=array_record"
         ) from error
     for part in builder.info.splits[split].file_instructions:
         check_unpacked(part.filename)
-    return list(builder.info.features), stored
+    return PreparedSplit(name, builder.info.features, stored), match["direction"]
 
 
 def _builder(dataset: str) -> Any:

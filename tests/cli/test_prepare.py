@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
 from tests.conftest import ROOT, load_fields
-from tests.data.preparing import pretraining_config, translation_config, write_documents
+from tests.data.preparing import prepared, pretraining_config, translation_config, tree, write_documents
 
 # The command with a config in JSON, told in one line what it has loaded.
 COMMAND = """
@@ -80,3 +83,19 @@ def test_objectives_without_rows_of_their_own(tmp_path):
     fields["data"] = dict(task="cola", source="tsv:GLUE", vocab_path="v.txt", lowercase=True, sequence_length=32, seed=0)
     with pytest.raises(UserError, match=r"those of model\.objective = 'classification' are made when training starts"):
         prepare.run(config=from_dict(fields), out=str(tmp_path / "out"), workers=1)
+
+
+def test_ctrl_c_ends_it_at_once_and_nothing_is_lost(tmp_path):
+    config = translation_config(source="numbers:1500")
+    out = tmp_path / "out"
+    started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command(config, out, per_shard=50, workers=3), **started)
+    while not (out / "train" / "00003.json").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and stderr.count("Traceback") == 1 and stderr.endswith("KeyboardInterrupt\n")
+    prepared(config, out, per_shard=50)
+    prepared(config, tmp_path / "whole", per_shard=50)
+    assert tree(out) == tree(tmp_path / "whole")

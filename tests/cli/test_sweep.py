@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,10 +22,10 @@ from mhsh.cli.main import main
 from mhsh.cli.sweep import make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
-from mhsh.storage.run_record import FINISHED
+from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import parse_axes
-from mhsh.sweep.folder import FAILED, GAVE_UP, Choosing, SweepFolder
-from tests.conftest import load_fields
+from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Choosing, SweepFolder
+from tests.conftest import ROOT, load_fields
 
 CONFIG = [
     "--config=configs/evidence.py:heads",
@@ -163,6 +169,25 @@ def lengths(learnable: list[str], tmp_path: Path) -> list[str]:
     return ["sweep", *CONFIG, *learnable, *decays, "--axes", "budget=20,40", f"--workdir={tmp_path / 's'}", "--parallel=2"]
 
 
+@pytest.mark.slow  # by default test_branches.py
+def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(lengths, tmp_path, capsys):
+    folder = tmp_path / "s"
+    assert main(lengths) == 0
+    said = capsys.readouterr().out
+    assert said.index("budget-20: finished") < said.index("budget-40 ...")  # it waits
+    assert re.search(r"\n  \[1/2\] budget-20: finished, validation loss \d\.\d+ \(.+; about .+ left\)\n", said)
+    assert re.search(r"\n  \[2/2\] budget-40: finished, validation loss \d\.\d+ \([^;]+\)\n", said)
+    assert f"\nnext: mhsh compare {folder} --baseline=GROUP" in said
+    short, long = (SweepFolder(folder).run_folder(f"budget-{steps}") for steps in (20, 40))
+    assert long.read_run()["branched_from"] == {"folder": str(short.path), "step": 16}
+    rows = [{row["step"]: row["loss"] for row in each.rows() if row["split"] == "train"} for each in (short, long)]
+    assert list(rows[1]) == list(range(1, 41)) and rows[0] != {step: rows[1][step] for step in rows[0]}
+    assert all(rows[0][step] == rows[1][step] for step in range(1, 17))
+    costs = [cell.cost for cell in SweepFolder(folder).read_plan().cells]
+    assert costs[1]["tokens"] * 20 == costs[0]["tokens"] * (40 - 16)
+    assert main(lengths) == 0 and "0 of 2 cells to run" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_longer_run_trains_all_its_steps_where_the_shorter_ones_checkpoint_is_gone(lengths, tmp_path, capsys):
     folder = tmp_path / "s"
@@ -198,3 +223,60 @@ def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp
     assert main(refined) == 0
     said = capsys.readouterr().out
     assert f"0 of {len(rates) + 1} cells to run" in said
+
+
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits while the process runs."""
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow  # tests/sweep/test_folder.py kills without training
+def test_a_killed_sweep_and_a_stopped_one_resume(corpus, tmp_path):
+    folder = tmp_path / "s"
+    long = ["--config.train.num_steps=3000", "--config.train.checkpoint_interval=20"]
+    arguments = [*long, corpus, "--axes", "seed=0,1", f"--workdir={folder}"]
+    started: dict[str, Any] = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    killed = subprocess.Popen(command(*arguments), **started)
+    run = SweepFolder(folder).run_folder("seed-0")
+    _until(lambda: run.newest_checkpoint() is not None, killed)
+    (child,) = _children(killed.pid)
+    killed.kill()
+    killed.communicate()
+    # Its worker goes on, and no other one touches the cell.
+    assert states(folder) == [RUNNING, WAITING]
+    os.kill(child, signal.SIGKILL)
+    while states(folder)[0] == RUNNING:
+        time.sleep(0.05)
+    assert states(folder) == [STOPPED, WAITING]
+
+    stopped = subprocess.Popen(command(*arguments), **started)
+    (log,) = (folder / "logs").glob("*-0.log")
+    _until(lambda: "resuming from the checkpoint of step" in log.read_text(encoding="utf-8"), stopped)
+    steps = run.read_metrics().count
+    _until(lambda: run.read_metrics().count >= steps + 3, stopped)  # it trains, and no longer prepares
+    stopped.send_signal(signal.SIGINT)
+    out, err = stopped.communicate()
+    assert stopped.returncode == 130, err
+    assert "Interrupted; state saved" in out and (folder / "report.html").exists()
+    assert states(folder) == [STOPPED, WAITING]
+    assert run.read_run()["status"] == "stopped"
+    saved = run.newest_checkpoint()
+    assert saved == [*run.rows()][-1]["step"]
+
+    # Who presses Ctrl-C twice ends the sweep, and leaves no cell behind.
+    hasty = subprocess.Popen(command(*arguments), **started)
+    _until(lambda: run.read_metrics().count >= saved + 3, hasty)
+    hasty.send_signal(signal.SIGINT)
+    while hasty.poll() is None:
+        hasty.send_signal(signal.SIGINT)
+    hasty.communicate()
+    assert hasty.returncode in (-signal.SIGINT, 130)
+    while states(folder)[0] == RUNNING:
+        time.sleep(0.05)
+    assert states(folder) == [STOPPED, WAITING] and run.newest_checkpoint() > saved

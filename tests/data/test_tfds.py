@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mhsh.data.documents import documents
 from mhsh.data.pairs import Pair, read_pairs
-from mhsh.data.tfds import _languages
+from mhsh.data.tfds import _languages, open_split
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 from tests.data.conftest import tfds_folder
@@ -23,6 +24,7 @@ def folder(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("array_record")
     tfds_builders.prepare(tfds_builders.Wmt14Translate, folder, config="de-en")
+    tfds_builders.prepare(tfds_builders.Wikipedia, folder, config="20230601.en")
     return folder
 
 
@@ -49,6 +51,18 @@ def test_pairs_of_a_split_of_a_slice_and_of_the_other_direction(prepared):
     assert read("tfds:wmt14_translate/de-en:1.0.0:train[10:1500]:de-en") == [
         Pair(pair.target, pair.source) for pair in pairs[10:1500]
     ]
+
+
+def test_articles_are_documents(prepared):
+    """A paragraph is a line, blank lines are left out, and an empty text is an empty document."""
+    found = list(documents("tfds:wikipedia/20230601.en"))
+    assert len(found) == 40
+    assert set(found) == {f"Article {number} \u00fc\u2028 begins.\nIt goes on.\nIt ends." for number in range(1, 40)} | {""}
+    assert list(documents("tfds:wikipedia/20230601.en:1.0.0:train[5:9]")) == found[5:9]
+    with pytest.raises(
+        UserError, match=r"tfds:wmt14_translate/de-en has the features de, en, but not 'text'; name a data set that has it"
+    ):
+        list(documents("tfds:wmt14_translate/de-en"))
 
 
 _ALONE = """
@@ -102,18 +116,19 @@ def test_tfrecord_is_refused(folder, tmp_path):
             r"Requested slice \[:8\] incompatible with 7 examples; write a slice as in validation",
         ),
         ("wmt14_translate/de-en:validation[:5%]", r"validation\[:5%\] has no records; name a larger part"),
-        ("wmt14_translate/de-en:train:en-fr", r"has de, en, but not 'fr'; name two of them"),
+        ("wmt14_translate/de-en:train:en-fr", r"has the features de, en, but not 'fr'; name"),
+        ("wikipedia/20230601.en:train:en-de", r"en-de is only for sentence pairs; write tfds:DATASET\[:SPLIT\]"),
     ],
 )
 def test_what_is_not_there_is_named(prepared, source, complaint):
     with pytest.raises(UserError, match=rf"^tfds:{re.escape(source)}.*{complaint}"):
-        read(f"tfds:{source}")
+        list((documents if "wikipedia" in source else read_pairs)(f"tfds:{source}"))
 
 
-@pytest.mark.parametrize("name", ["a b", "wmt14_translate/de-en:train:en", "x:train:en-de:more"])
+@pytest.mark.parametrize("name", ["", "a b", "wmt14_translate/de-en:train:en", "x:train:en-de:more"])
 def test_names_that_are_none(name):
     with pytest.raises(UserError, match=r"write DATASET\[:SPLIT\[:SOURCE-TARGET\]\]"):
-        read(f"tfds:{name}")
+        open_split(name)
 
 
 def test_the_direction_is_out_of_english_where_nothing_is_said():

@@ -43,3 +43,22 @@ class Wmt14Translate(_NoDownloads, tfds.core.GeneratorBasedBuilder, skip_registr
     def _generate_examples(self, count: int) -> Iterator[Any]:
         for number in range(count):
             yield number, {"de": f"Zahl {number} \u00fc\u2028", "en": f"number {number}"}
+
+
+class Wikipedia(_NoDownloads, tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Articles, the first of them empty."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="20230601.en")]  # noqa: RUF012
+
+    def _info(self) -> Any:
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager: Any) -> Any:
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[Any]:
+        for number in range(40):
+            text = f"Article {number} \u00fc\u2028 begins.\n\n  It goes on. \r\n \n\nIt ends." if number else " \n"
+            yield number, {"text": text, "title": f"Title {number}"}

@@ -45,7 +45,7 @@ def test_what_works_says_how_it_fits() -> None:
         ([*TINY[:3], "--config.data.source=text:gs://b/a.txt,b.txt"], ["data.source: no worker has gs://b/a.txt,b.txt"]),
         ([*TINY, "--config.data.vocab_path=v.txt"], ["data.vocab_path: no worker has v.txt"]),
         ([*TINY, "--config.train.start_from=runs/a"], ["train.start_from: no worker has runs/a"]),
-        ([*TINY[:3], "--config.data.source=tfds:wmt"], ["data.source = tfds:wmt: no worker has it"]),
+        ([*TINY[:3], "--config.data.source=tfds:wikipedia"], ["data.source = tfds:wikipedia: no worker has it"]),
         ([*TINY, "--config.train.batch_size=12"], ["gives 12 rows, which mesh.data x mesh.fsdp = 8 x 1 does not divide"]),
         (
             [*TINY, "--config.model.remat_policy=none", "--config.train.batch_size=1048576"],
