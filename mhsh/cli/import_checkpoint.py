@@ -13,17 +13,27 @@ import numpy as np
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.parser import Changed, ChangedFlag
+from mhsh.cli.finetune import over_encoder
+from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
 from mhsh.config.entries import named_entries, with_flags
-from mhsh.config.fields import SHAPING
+from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import Config, DataConfig, MeshConfig, to_dict
+from mhsh.config.schema import (
+    AnyDataConfig,
+    ClassificationDataConfig,
+    Config,
+    DataConfig,
+    MeshConfig,
+    TranslationDataConfig,
+    to_dict,
+)
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import override
+from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop.describe import describe_checkpoint
-from mhsh.interop.import_bert import import_bert
+from mhsh.interop.import_bert import import_bert, in_task_order
 from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
@@ -37,11 +47,21 @@ _MOST_POSITIONS = 2**31 - 1
 
 EXAMPLES = (
     "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
+    "mhsh import bert-cola --config=bert:12l12h --task=glue:cola --out=runs/cola",
     "mhsh import exported --config=gpt:6l4h --out=runs/imported",
 )
 
 
-def run(source: Annotated[str, Parameter(name="SRC")], /, *, config: ChangedFlag, out: str, fresh_heads: bool = False) -> int:
+def run(
+    source: Annotated[str, Parameter(name="SRC")],
+    /,
+    *,
+    config: ChangedFlag,
+    task: TaskFlag | None = None,
+    out: str,
+    fresh_heads: bool = False,
+    labels: str | None = None,
+) -> int:
     """Makes a run folder of a Hugging Face checkpoint: a BERT, or a Llama or Qwen3.
 
     Args:
@@ -49,9 +69,11 @@ def run(source: Annotated[str, Parameter(name="SRC")], /, *, config: ChangedFlag
       out: the run folder, new
       fresh_heads: take the body of a BERT alone (embeddings, encoder, pooler) and put fresh heads
         on it
+      labels: the task's labels, A,B,..., in the order of the checkpoint's outputs, where its
+        config.json does not name them
     """
     check_new_folder(out)
-    asked = _asked(config)
+    asked = _asked(config, task)
     folder = Path(source) if is_dir(source) else Path(source).parent
     said = _say_what_is_there(folder)
     if is_llama(folder):
@@ -60,8 +82,10 @@ def run(source: Annotated[str, Parameter(name="SRC")], /, *, config: ChangedFlag
         imported = import_llama(Path(source), asked.model)
     else:
         imported = import_bert(Path(source), asked.model, fresh_heads=fresh_heads)
+    imported = _with_labels(imported, asked, labels)
     resolved, tokenizer = _resolve(asked, imported, folder)
-    config.check_kept(resolved, "the checkpoint")
+    for changed in filter(None, (config, task)):
+        changed.check_kept(resolved, "the checkpoint" if task is None else "the checkpoint or the other flag")
     with new_folder(out) as unfinished:
         run_folder = RunFolder.open_for_training(unfinished, resolved)
         tokenizer.save(unfinished / WORDPIECE_FILE)
@@ -83,15 +107,35 @@ def _say_what_is_there(folder: Path) -> list[str]:
     return said
 
 
-def _asked(config: Changed) -> Config:
-    """The config, with enough positions for any rows: its own are not known until it is read."""
+def _asked(config: Changed, task: Changed | None) -> Config:
+    """The config; of a checkpoint with a head for a task, the sections of the task over those of
+    --config, whose overrides go over both.
+    """
+    model = config.fields.get("model")
+    is_whole = isinstance(model, Mapping) and "max_positions" in model  # of another one from_dict says what is missing
     for path, _ in config.changes:
         if path in SHAPING:
             raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it out")
-    model = config.fields.get("model")
-    if isinstance(model, Mapping) and "max_positions" in model:  # of another one from_dict says what is missing
-        return from_dict(override(config.fields, [("model.max_positions", _MOST_POSITIONS)], "--config."))
-    return from_dict(config.fields)
+    # The positions are the checkpoint's: until it is read, there are enough for any rows.
+    fields = override(config.fields, [("model.max_positions", _MOST_POSITIONS)], "--config.") if is_whole else config.fields
+    base = from_dict(fields)
+    if task is None:
+        return base
+    if not isinstance(base.data, DataConfig):
+        raise UserError("--task goes over a --config for pre-training, such as bert:12l12h; give one")
+    complete = over_encoder(task.fields, base.model, base.data.vocab_path, base.data.lowercase)
+    complete["train"] = to_dict(base.train) | complete.get("train", {})
+    changes = [(path, parse_value(path, text)) for path, text in config.changes if not path.startswith("model.")]
+    return from_dict(override(complete, changes, "--config."))
+
+
+def _with_labels(imported: Imported, config: Config, labels: str | None) -> Imported:
+    """The checkpoint with its classes in the order of the task, where it has the task's head."""
+    if isinstance(config.data, ClassificationDataConfig) and "classification" in imported.params:
+        return in_task_order(imported, find_task(config.data.task), None if labels is None else labels.split(","))
+    if labels is not None:
+        raise UserError("--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it out")
+    return imported
 
 
 def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, Tokenizer]:
@@ -99,22 +143,30 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
     a BERT has none.
     """
     data = config.data
-    assert isinstance(data, DataConfig), "the import has seen the objective"
+    assert not isinstance(data, TranslationDataConfig), "no such model is imported"
     if imported.model.objective == "clm":
+        assert isinstance(data, DataConfig), "import_llama has seen the objective"
         tokenizer = read_tokenizer(folder)
         words = isinstance(tokenizer, WordPieceTokenizer)
         data = replace(data, tokenizer="wordpiece" if words else "bytes", lowercase=words and tokenizer.lowercase, vocab_path="")
-    elif (vocabulary := read_vocabulary(folder)) is not None:
+        return _fitting(config, imported, data, tokenizer)
+    vocabulary = read_vocabulary(folder)
+    if isinstance(data, DataConfig):
+        data = replace(data, tokenizer="wordpiece")
+    if vocabulary is not None:
         lowercase = data.lowercase if vocabulary.lowercase is None else vocabulary.lowercase
-        data = replace(data, tokenizer="wordpiece", lowercase=lowercase, vocab_path="")
+        data = replace(data, lowercase=lowercase, vocab_path="")
         tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
     elif data.vocab_path:
-        data = replace(data, tokenizer="wordpiece")
         tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
     else:
         raise UserError(
             f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
         )
+    return _fitting(config, imported, data, tokenizer)
+
+
+def _fitting(config: Config, imported: Imported, data: AnyDataConfig, tokenizer: Tokenizer) -> tuple[Config, Tokenizer]:
     if tokenizer.vocab_size > imported.model.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
@@ -126,7 +178,8 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
             f"the checkpoint has {positions} positions, fewer than data.sequence_length = {data.sequence_length}; "
             f"add --config.data.sequence_length={positions}"
         )
-    return from_dict(to_dict(replace(config, model=imported.model, data=data))), tokenizer
+    resolved = replace(config, model=imported.model, data=data)
+    return from_dict(to_dict(resolved)), tokenizer
 
 
 def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
@@ -162,6 +215,7 @@ def _record(source: str, imported: Imported) -> dict[str, Any]:
         "source": source,
         "architecture": imported.architecture,
         "sha256": files,
+        "labels": imported.labels,
         "fresh": imported.fresh,
         "left_out": imported.left_out,
         "notes": imported.notes,
@@ -184,8 +238,11 @@ def _print(config: Config, imported: Imported, source: str, out: str, asked_posi
     for note in imported.notes:
         if note not in said:
             print(f"note: {note}")
+    if imported.labels:
+        print(f"classes: {', '.join(imported.labels)}")
     if imported.left_out:
         print(f"left out, as nothing reads them: {', '.join(imported.left_out)}")
     if imported.fresh:
         print(f"drawn fresh by train.seed = {config.train.seed}: {', '.join(imported.fresh)}")
-    print(f"to train it further: mhsh train --workdir={out}{with_flags(named_entries(config))}")
+    if isinstance(config.data, DataConfig):
+        print(f"to train it further: mhsh train --workdir={out}{with_flags(named_entries(config))}")

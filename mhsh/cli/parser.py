@@ -114,6 +114,11 @@ def _config(flag: str, what: str = _HELP) -> Parameter:
 ConfigFlag = Annotated[Config, _config("config"), Made("config", parse_config)]
 AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Made("against", parse_config)]
 ChangedFlag = Annotated[Changed, _config("config"), Made("config", make_changed)]
+TaskFlag = Annotated[
+    Changed,
+    _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
+    Made("task", make_changed),
+]
 _OF_RUN = f"{_HELP}; or none, and a run's own"
 GivenFlag = Annotated[Given, _config("config", _OF_RUN), Made("config", make_given)]
 RunChangesFlag = Annotated[Given, Parameter(parse=False), Made("config", make_given)]  # never with a config

@@ -110,7 +110,7 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
         if name not in given:
             remedy = "give every field"
             if given.get("objective") in TASKS:
-                remedy = "a config for fine-tuning is one for mhsh finetune"
+                remedy = "a config for fine-tuning is one for mhsh finetune, or --task of mhsh import"
             raise UserError(f"{prefix}{name} is missing from the config; {remedy}")
 
 

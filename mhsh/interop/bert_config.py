@@ -38,9 +38,14 @@ DATA: Table = dict.fromkeys(
     )
 )
 
-# Whose heads are imported, and of which the body is.
-PRETRAINED = ("BertForPreTraining", "BertForMaskedLM")
-ARCHITECTURES = (*PRETRAINED, "BertModel", "BertForSequenceClassification", "BertForQuestionAnswering")
+# The objective that each trains; a BertModel has no head.
+ARCHITECTURES = {
+    "BertModel": None,
+    "BertForMaskedLM": "mlm",
+    "BertForPreTraining": "mlm",
+    "BertForSequenceClassification": "classification",
+    "BertForQuestionAnswering": "span",
+}
 # By transformers' names: the two of GELU's tanh form are one formula.
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
 # Which field of the model section each field of config.json is.
@@ -95,10 +100,13 @@ class BertConfig(Struct, kw_only=True):
     hidden_dropout_prob: Real
     attention_probs_dropout_prob: Real
     layer_norm_eps: Real = 1e-12  # a checkpoint of 2018 may leave it out: Devlin et al.'s code has this as a constant
+    classifier_dropout: Real | None = None
     position_embedding_type: Literal["absolute"] = "absolute"
     is_decoder: bool = False
     add_cross_attention: bool = False
     tie_word_embeddings: bool | None = True
+    id2label: dict[str, str] | None = None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __post_init__(self) -> None:
         if self.architecture is not None and self.architecture not in ARCHITECTURES:
@@ -108,11 +116,20 @@ class BertConfig(Struct, kw_only=True):
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = {heads}")
         if self.is_decoder or self.add_cross_attention:
             raise ValueError("is_decoder and add_cross_attention must be false")
+        names = self.id2label or {}
+        if sorted(names) != sorted(str(number) for number in range(len(names))):
+            raise ValueError("id2label must name the classes 0, 1, ... without a gap")
 
     @property
     def architecture(self) -> str | None:
-        """One of ARCHITECTURES; None: it does not say."""
+        """A key of ARCHITECTURES; None: it does not say."""
         return self.architectures[0] if self.architectures else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the classes by number; two by default, as in transformers."""
+        names = self.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
+        return tuple(names[str(number)] for number in range(len(names)))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -143,6 +160,10 @@ def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
     notes = []
     if "layer_norm_eps" not in content:
         notes.append(f"config.json has no layer_norm_eps; taken: {config.layer_norm_eps}, the original BERT's constant")
+    if config.classifier_dropout not in (None, config.hidden_dropout_prob):
+        notes.append(
+            f"config.json has classifier_dropout = {config.classifier_dropout}; here hidden_dropout stands before the classes"
+        )
     return config, tuple(notes)
 
 

@@ -15,8 +15,8 @@ from mhsh.storage.files import read_object
 
 
 def describe_checkpoint(folder: Path) -> Iterator[str]:
-    """Lines about the architecture, the positions and the tokenizer. Raises UserError where mhsh
-    does not import the model or its tokenizer.
+    """Lines about the architecture, the positions, the order of the classes and the tokenizer.
+    Raises UserError where mhsh does not import the model or its tokenizer.
     """
     path = folder / CONFIG_FILE
     if is_llama(folder):
@@ -28,6 +28,10 @@ def describe_checkpoint(folder: Path) -> Iterator[str]:
     bert, notes = read_bert_config(path)
     yield f"{bert.architecture or 'a BERT without a head'}: {_shape(bert.fields)}, learned positions"
     yield from notes
+    if bert.architecture == "BertForSequenceClassification":
+        yield f"classes, in the order of the outputs: {', '.join(bert.labels)}"
+        if all(label == f"LABEL_{number}" for number, label in enumerate(bert.labels)):
+            yield "their meaning is not in config.json: mhsh import takes it from --labels=A,B,..., in this order"
     vocabulary = read_vocabulary(folder)
     if vocabulary is None:
         yield "vocab.txt and tokenizer.json are missing: mhsh import takes the vocabulary of --config.data.vocab_path"

@@ -92,6 +92,7 @@ class Imported:
     fresh: tuple[str, ...] = ()  # paths of the parameters that the checkpoint does not give
     left_out: tuple[str, ...]  # tensors that no parameter of the model is made of
     architecture: str  # transformers' class, or what the tensors look like
+    labels: tuple[str, ...] = ()  # of the classes by number; empty where there is no classification
     notes: tuple[str, ...] = ()  # what else should be known
     files: tuple[Path, ...]  # that the weights were read from
 

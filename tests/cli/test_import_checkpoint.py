@@ -24,6 +24,8 @@ from tests.training.states import mesh_of
 
 CONFIG = "--config=bert:2l8h"
 # The golden checkpoints have 16 positions.
+COLA = ["--task=glue:cola", "--task.data.sequence_length=12"]
+MNLI = ["--task=glue:mnli", "--task.data.sequence_length=12"]
 SHORT = ["--config.data.sequence_length=12", "--config.data.max_predictions=4"]
 
 
@@ -101,12 +103,45 @@ def test_fresh_heads_are_those_that_training_would_start_from(capsys, tmp_path, 
     assert not np.array_equal(kernel.T, tensors["cls.predictions.transform.dense.weight"])
 
 
-def test_no_flag_is_dropped(fails, tmp_path, golden):
-    """What a checkpoint decides is refused by name."""
-    start = ["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}"]
+def test_a_fine_tuned_checkpoint_needs_its_task(capsys, fails, tmp_path):
+    """The task's config goes over one for pre-training; its classes are put into the task's order,
+    and get their names on the way out.
+    """
+    there = Path(shutil.copytree(GOLDEN / "classification", tmp_path / "there"))
+    out, again = tmp_path / "run", tmp_path / "again"
+    arguments = ["import", str(there), CONFIG, *MNLI, f"--out={out}"]
+    assert "the checkpoint calls its classes LABEL_0, LABEL_1, LABEL_2, which does not say" in fails(*arguments)
+    assert main([*arguments, "--labels=contradiction,entailment,neutral"]) == 0
+    printed = capsys.readouterr().out
+    assert "note: its classes are contradiction, entailment, neutral; they are put into the order of mnli" in printed
+    assert "classes: entailment, neutral, contradiction\n" in printed
+    config = RunFolder(out).read_config()
+    assert (config.model.objective, config.model.num_classes, config.data.task) == ("classification", 3, "mnli")
+    assert main(["export", str(out), f"--out={again}"]) == 0
+    written = json.loads((again / "config.json").read_text())
+    assert written["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+    before, after = (load_file(folder / "model.safetensors") for folder in (there, again))
+    for name, values in before.items():
+        moved = values[[1, 2, 0]] if name.startswith("classifier.") else values
+        assert moved.tobytes() == after[name].tobytes()
+    assert "it has 3 labels, the --config has model.num_classes = 2" in fails(
+        "import", str(there), CONFIG, *COLA, f"--out={tmp_path / 'cola'}"
+    )
+
+
+def test_no_flag_is_dropped(fails, tmp_path):
+    """What a checkpoint, a task or another flag decides is refused by name; beside --task, --config
+    changes what the task leaves open, and what it does not.
+    """
+    there = str(GOLDEN / "classification")
+    labels = "--labels=entailment,neutral,contradiction"
+    start = ["import", there, CONFIG, "--task=glue:mnli", labels, f"--out={tmp_path / 'run'}", "--config.data.sequence_length=12"]
+    decided = "has no effect: the checkpoint or the other flag makes it"
     for flag, said in {
-        "--config.model.num_layers=4": "--config.model.num_layers=4 has no effect: the checkpoint makes it 2; leave",
+        "--config.model.num_layers=4": f"--config.model.num_layers=4 {decided} 2; leave",
         "--config.model.heads_per_layer=1": "--config.model.heads_per_layer changes the shape of a fresh model; a checkpoint keeps",
+        "--config.data.max_predictions=3": "--config.data.max_predictions: the config has no field 'data.max_predictions'",
+        "--task.data.sequence_length=8": f"--task.data.sequence_length=8 {decided} 12",
     }.items():
         assert said in fails(*start, flag)
     assert main([*start, "--config.optimizer.learning_rate=0.5", "--config.train.seed=7", "--config.model.num_layers=2"]) == 0
@@ -142,10 +177,10 @@ def test_what_the_tokenizer_says_goes_before_the_config(fails, capsys, tmp_path,
 
 def test_checkpoints_that_do_not_fit_the_config(fails, capsys, tmp_path, golden):
     out = f"--out={tmp_path / 'run'}"
-    assert "it is a masked language model, the --config has" in fails("import", str(golden), "--config=translation:6l8h", out)
-    fine_tuned = str(GOLDEN / "classification")
-    error = fails("import", fine_tuned, CONFIG, *SHORT, out)
-    assert "BertForSequenceClassification without the heads of pre-training" in error and "--fresh-heads" in error
+    said = "--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it away"
+    assert said in fails("import", str(golden), CONFIG, *SHORT, out, "--labels=a,b")
+    assert "its heads are of objective 'mlm', the --config has" in fails("import", str(golden), "--config=translation:6l8h", out)
+    assert "the --config has model.objective = 'classification'" in fails("import", str(golden), CONFIG, *COLA, out)
     # The positions are the checkpoint's, the length of the rows is the config's.
     arguments = ["import", str(golden), CONFIG, out]
     error = fails(*arguments)

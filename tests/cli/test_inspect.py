@@ -91,9 +91,12 @@ def test_a_checkpoint(tmp_path: Path, capsys) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = inspect(capsys, tmp_path)
     assert "BertForSequenceClassification: 2 layers x 4 heads of 4, D = 16, F = 32, 64 positions" in said
-    assert "vocab.txt and tokenizer.json are missing" in said
+    assert "classes, in the order of the outputs: LABEL_0, LABEL_1\ntheir meaning is not in config.json: " in said
+    assert "--labels=A,B,..." in said and "vocab.txt and tokenizer.json are missing" in said
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
-    assert "\ntokenizer: WordPiece of" in inspect(capsys, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "no", "1": "yes"}}))
+    said = inspect(capsys, tmp_path)
+    assert "outputs: no, yes\ntokenizer: WordPiece of" in said
 
 
 def test_a_run(tmp_path: Path, capsys, make_config: MakeConfig) -> None:

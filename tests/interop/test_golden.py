@@ -8,14 +8,10 @@ import json
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from safetensors.numpy import load_file
 
-from mhsh.interop.bert_config import read_bert_config
-from mhsh.interop.bert_tensors import canonical_names, parameters
 from mhsh.interop.export_bert import export_bert
-from mhsh.interop.tensors import Tensors, read_params
-from mhsh.interop.weights import open_weights
+from mhsh.interop.import_bert import import_bert
 from mhsh.models.losses import compute_metrics
 from tests.interop.small_bert import GOLDEN, HEADS, as_batch, outputs, small_model, small_tokenizer
 
@@ -23,19 +19,16 @@ TOLERANCE = 1e-5  # absolute, fp32
 
 
 def golden(name):
-    """The checkpoint's model and parameters, its batch, and what transformers computed."""
-    config, _ = read_bert_config(GOLDEN / name / "config.json")
-    model = replace(small_model(**HEADS[name]), **config.fields)
-    files = open_weights(GOLDEN / name)
-    params = read_params(model, parameters(model), Tensors(canonical_names(files), files))
+    """The imported checkpoint, its batch, and what transformers computed."""
+    imported = import_bert(GOLDEN / name, small_model(**HEADS[name]), fresh_heads=False)
     with np.load(GOLDEN / name / "expected.npz") as file:
         expected = dict(file)
     batch = as_batch(expected["input_ids"], expected["attention_mask"], expected["token_type_ids"])
-    return model, params, batch, expected
+    return imported, batch, expected
 
 
 def test_pretraining():
-    model, params, batch, expected = golden("pretraining")
+    imported, batch, expected = golden("pretraining")
     labels = expected["labels"]
     batch |= {
         "targets": np.maximum(labels, 0).astype(np.int32),
@@ -43,7 +36,7 @@ def test_pretraining():
         "next_sentence": (1 - expected["next_sentence_label"]).astype(np.int32),
         "row_weights": np.ones(len(labels), np.float32),
     }
-    result = outputs(model, params, batch)
+    result = outputs(imported.model, imported.params, batch)
     real = batch["inputs_segmentation"] > 0
     assert np.abs(expected["prediction_logits"]).max() > 1
     np.testing.assert_allclose(np.asarray(result.logits)[real], expected["prediction_logits"][real], rtol=0, atol=TOLERANCE)
@@ -55,15 +48,15 @@ def test_pretraining():
 
 
 def test_classification():
-    model, params, batch, expected = golden("classification")
-    assert model.activation == "gelu_tanh"
-    logits = outputs(model, params, batch).logits
+    imported, batch, expected = golden("classification")
+    assert imported.model.activation == "gelu_tanh" and imported.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    logits = outputs(imported.model, imported.params, batch).logits
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=TOLERANCE)
 
 
 def test_span():
-    model, params, batch, expected = golden("span")
-    logits = np.asarray(outputs(model, params, batch).logits)
+    imported, batch, expected = golden("span")
+    logits = np.asarray(outputs(imported.model, imported.params, batch).logits)
     real = batch["inputs_segmentation"] > 0
     for end, name in enumerate(("start_logits", "end_logits")):
         np.testing.assert_allclose(logits[:, end][real], expected[name][real], rtol=0, atol=TOLERANCE)
@@ -71,8 +64,8 @@ def test_span():
 
 @pytest.mark.parametrize("name", ["pretraining", "classification", "span"])
 def test_import_then_export_gives_the_same_tensors_and_config(tmp_path, name):
-    model, params, _, _ = golden(name)
-    export_bert(tmp_path, model, params, small_tokenizer(), lowercase=True, labels=())
+    imported, _, _ = golden(name)
+    export_bert(tmp_path, imported.model, imported.params, small_tokenizer(), lowercase=True, labels=imported.labels)
     before, after = (load_file(folder / "model.safetensors") for folder in (GOLDEN / name, tmp_path))
     assert before.keys() == after.keys()
     for tensor, values in before.items():

@@ -1,9 +1,11 @@
 """Importing: every tensor is accounted for, config.json is believed as far as the tensors bear it
-out, nothing is filled in.
+out, nothing is filled in. Whatever order the classes have there, the logits are in the task's.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import shutil
 
@@ -12,12 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from mhsh.interop.bert_tensors import parameters
 from mhsh.interop.export_bert import export_bert
-from mhsh.interop.import_bert import import_bert
+from mhsh.interop.import_bert import import_bert, in_task_order
 from mhsh.models.costs import parameter_shapes
-from tests.interop.small_bert import HEADS, small_model, small_tokenizer, trained_params
+from tests.interop.small_bert import HEADS, as_batch, outputs, random_inputs, small_model, small_tokenizer, trained_params
 
 POOLER = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
 
@@ -69,7 +72,7 @@ def equal(a, b):
     )
 
 
-@pytest.mark.parametrize("heads", ["mlm", "pretraining"])
+@pytest.mark.parametrize("heads", HEADS)
 def test_export_then_import_gives_the_same_model(written, heads):
     model = small_model(**HEADS[heads])
     imported = read(written / heads, heads)
@@ -133,7 +136,7 @@ def test_a_pooler_that_nothing_reads_is_left_out_and_named(checkpoint, written):
     assert equal(imported.params, read(written / "mlm", "mlm").params)
 
 
-@pytest.mark.parametrize("heads", ["mlm", "pretraining"])
+@pytest.mark.parametrize("heads", ["mlm", "pretraining", "span"])
 def test_heads_tell_the_architecture_where_config_json_does_not(checkpoint, written, heads):
     assert read(checkpoint(heads, {"architectures": ...}), heads).model == read(written / heads, heads).model
 
@@ -145,17 +148,17 @@ def test_a_config_without_epsilon(checkpoint):
 
 def test_fresh_heads_take_the_body_alone(written):
     """The pooler is the body's where it has one; its heads are left out."""
-    imported = read(written / "classification", "pretraining", fresh_heads=True)
-    assert imported.model.objective == "mlm" and imported.model.next_sentence
-    assert {path.split("/")[0] for path in imported.fresh} == {"prediction", "next_sentence"}
-    assert imported.left_out == ("classifier.bias", "classifier.weight")
-    whole = trained_params(small_model(**HEADS["classification"]))
+    imported = read(written / "pretraining", "classification", fresh_heads=True)
+    assert imported.model.objective == "classification" and imported.model.num_classes == 3
+    assert imported.fresh == ("classification/kernel", "classification/bias")
+    assert set(imported.left_out) == {name for name in load_file(written / "pretraining" / "model.safetensors") if "cls." in name}
+    whole = read(written / "pretraining", "pretraining").params
     assert equal(imported.params, {part: whole[part] for part in ("embeddings", "encoder", "pooler")})
 
-    imported = read(written / "span", "pretraining", fresh_heads=True)
-    assert {path.split("/")[0] for path in imported.fresh} == {"pooler", "prediction", "next_sentence"}
-    imported = read(written / "pretraining", "mlm", fresh_heads=True)
-    assert set(imported.left_out) >= {*POOLER, "cls.seq_relationship.weight", "cls.predictions.bias"}
+    imported = read(written / "mlm", "classification", fresh_heads=True)
+    assert imported.fresh == ("pooler/kernel", "pooler/bias", "classification/kernel", "classification/bias")
+    imported = read(written / "classification", "span", fresh_heads=True)
+    assert imported.left_out == (*POOLER, "classifier.bias", "classifier.weight")
 
 
 def test_a_body_without_heads(checkpoint):
@@ -164,7 +167,7 @@ def test_a_body_without_heads(checkpoint):
             del tensors[name]
 
     folder = checkpoint("pretraining", {"architectures": ["BertModel"]}, behead)
-    assert "it is a BertModel without the heads of pre-training" in refusal(folder, "pretraining")
+    assert "it is a BERT without a head" in refusal(folder, "pretraining")
     assert "its body alone with --fresh-heads" in refusal(folder, "pretraining")
     fresh = read(folder, "pretraining", fresh_heads=True).fresh
     assert {path.split("/")[0] for path in fresh} == {"prediction", "next_sentence"}
@@ -190,13 +193,28 @@ def test_a_body_without_heads(checkpoint):
         (dict(architectures=["BertForTokenClassification"]), "architectures = ['BertForTokenClassification'] is none of Bert"),
         (dict(architectures=["BertForMaskedLM", "BertModel"]), "Expected `array` of length <= 1 - at `$.architectures`"),
         (dict(architectures=["BertForPreTraining"]), "the tensor bert.pooler.dense.weight is missing, by config.json it is"),
-        (dict(architectures=["BertForQuestionAnswering"]), "it is a BertForQuestionAnswering without the heads"),
+        (dict(architectures=["BertForQuestionAnswering"]), "objective 'span', the --config has model.objective = 'mlm'"),
         (dict(tie_word_embeddings=False), "tie_word_embeddings = false, but the tensor cls.predictions.decoder.weight is missing"),
     ],
 )
 def test_a_config_that_lies_or_is_of_another_model(checkpoint, config, message):
     line = refusal(checkpoint("mlm", config), "pretraining" if config.get("architectures") == ["BertForPreTraining"] else "mlm")
     assert message in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(id2label={"0": "a", "1": "b"}), "it has 2 labels, the --config has model.num_classes = 3"),
+        (dict(id2label=...), "it has 2 labels, the --config has model.num_classes = 3"),
+        (dict(id2label={"0": "a", "1": "b", "3": "c"}), "must name the classes 0, 1, ... without a gap"),
+        (dict(problem_type="multi_label_classification"), "problem_type = 'multi_label_classification' with 3 labels"),
+        (dict(problem_type="regression"), "problem_type = 'regression' with 3 labels"),
+        (dict(architectures=...), "has no architectures, and the tensors do not tell which"),
+    ],
+)
+def test_classes_that_mhsh_has_not(checkpoint, config, message):
+    assert message in refusal(checkpoint("classification", config), "classification")
 
 
 def remove(name):
@@ -238,7 +256,68 @@ def test_a_config_that_is_no_json(checkpoint, content):
 
 
 def test_objectives_without_a_bert(written):
-    for objective in ("clm", "classification"):
-        for fresh_heads in (True, False):
-            with pytest.raises(UserError, match=rf"masked language model, the --config has model\.objective = '{objective}'"):
-                import_bert(written / "mlm", small_model(objective=objective), fresh_heads=fresh_heads)
+    with pytest.raises(UserError, match=r"model\.objective = 'clm', of which no BERT has the heads"):
+        import_bert(written / "mlm", small_model(objective="clm"), fresh_heads=True)
+
+
+TASKS = [task for task in GLUE_TASKS.values() if task.label_names]
+
+
+@pytest.fixture(scope="module")
+def classifiers(tmp_path_factory):
+    """Checkpoints with a head of 1, 2 and 3 outputs, whose config.json names none of them."""
+    made = {}
+    for count in (1, 2, 3):
+        model = small_model(**HEADS["classification"] | {"num_classes": count})
+        folder = tmp_path_factory.mktemp("classifiers")
+        export_bert(folder, model, trained_params(model), small_tokenizer(), lowercase=True, labels=())
+        made[count] = import_bert(folder, model, fresh_heads=False)
+    return made
+
+
+def logits(imported):
+    return np.asarray(outputs(imported.model, imported.params, as_batch(*random_inputs(imported.model))).logits)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_the_logits_are_in_the_order_of_the_task(classifiers, task):
+    """By --labels, and by id2label in other spellings."""
+    there = classifiers[task.num_classes]
+    theirs = logits(there)
+    for names in itertools.permutations(task.label_names):
+        written = tuple(name.upper().replace("_", " ") for name in names)
+        for taken in (
+            in_task_order(there, task, names),
+            in_task_order(dataclasses.replace(there, labels=written), task, None),
+            in_task_order(dataclasses.replace(there, labels=names[::-1]), task, names),
+        ):
+            ours = logits(taken)
+            assert taken.labels == task.label_names
+            for number, name in enumerate(task.label_names):
+                np.testing.assert_array_equal(ours[:, number], theirs[:, names.index(name)])
+        is_moved = names != task.label_names
+        assert any("put into the order of" in note for note in in_task_order(there, task, names).notes) == is_moved
+    assert any("--labels goes before" in note for note in taken.notes)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_an_order_that_nobody_has_said_is_asked_for(classifiers, task):
+    there = classifiers[task.num_classes]
+    others = (there.labels, [str(number) for number in range(task.num_classes)], [task.label_names[0]] * task.num_classes)
+    for labels in others:
+        with pytest.raises(
+            UserError, match=rf"^the checkpoint calls its classes {labels[0]}, .* add --labels=..., these names of {task.name} "
+        ):
+            in_task_order(dataclasses.replace(there, labels=tuple(labels)), task, None)
+    for given in (task.label_names[1:], (*task.label_names, "other"), [task.label_names[0]] * task.num_classes):
+        with pytest.raises(UserError, match=r"^--labels=.*: give .*, each once, in the order of the checkpoint's outputs"):
+            in_task_order(there, task, given)
+
+
+def test_one_output_has_no_order_but_a_scale(classifiers):
+    there = classifiers[1]
+    taken = in_task_order(there, GLUE_TASKS["stsb"], None)
+    assert taken.params is there.params and taken.labels == ()
+    assert taken.notes == ("its one output is taken as the score of stsb, from 0 to 5",)
+    with pytest.raises(UserError, match="--labels names classes, and stsb has one score"):
+        in_task_order(there, GLUE_TASKS["stsb"], ["score"])

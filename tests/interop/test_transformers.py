@@ -169,6 +169,26 @@ def test_an_imported_pretraining_model_and_back(tmp_path, shape, hidden_act):
     assert largest_difference(model, imported.params, again, inputs) < EXACT
 
 
+@pytest.mark.parametrize(
+    ("kind", "heads", "fields"),
+    [
+        ("BertForMaskedLM", "mlm", {}),
+        ("BertForSequenceClassification", "classification", dict(num_labels=3)),
+        ("BertForSequenceClassification", "regression", dict(num_labels=1)),
+        ("BertForQuestionAnswering", "span", {}),
+    ],
+)
+def test_the_other_heads_imported_and_back(tmp_path, kind, heads, fields):
+    there = torch_model(kind, **fields)
+    folder = saved(there, tmp_path / "there")
+    imported = import_bert(folder, small_model(**HEADS[heads]), fresh_heads=False)
+    inputs = random_inputs(imported.model)
+    assert largest_difference(imported.model, imported.params, there, inputs) < EXACT
+    again = exported(imported.model, imported.params, tmp_path / "again")
+    assert type(again) is type(there) and again.config.num_labels == there.config.num_labels
+    assert same(load_file(folder / "model.safetensors"), load_file(tmp_path / "again" / "model.safetensors"))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_imported_as_it_is(tmp_path, dtype):
     there = torch_model("BertForMaskedLM").to(getattr(torch, dtype))
@@ -186,12 +206,15 @@ def test_a_checkpoint_in_several_files(tmp_path):
 
 
 def test_a_body_alone(tmp_path):
-    """BertModel's tensors have no prefix; its pooled output is what heads of rows read."""
+    """BertModel's tensors have no prefix; its pooled output is what the classes are read from."""
     there = torch_model("BertModel")
-    imported = import_bert(saved(there, tmp_path / "there"), small_model(**HEADS["pretraining"]), fresh_heads=True)
-    inputs = random_inputs(imported.model)
-    wide = replace(imported.model, objective="classification", next_sentence=False, num_classes=imported.model.embed_dim)
-    read = {"kernel": np.eye(wide.embed_dim, dtype=np.float32), "bias": np.zeros(wide.embed_dim, np.float32)}
+    folder = saved(there, tmp_path / "there")
+    imported = import_bert(folder, small_model(**HEADS["classification"]), fresh_heads=True)
+    assert imported.fresh == ("classification/kernel", "classification/bias")
+    model = imported.model
+    read = {"kernel": np.eye(model.embed_dim, dtype=np.float32), "bias": np.zeros(model.embed_dim, np.float32)}
+    inputs = random_inputs(model)
+    wide = replace(model, num_classes=model.embed_dim)
     pooled = outputs(wide, imported.params | {"classification": read}, as_batch(*inputs)).logits
     assert np.abs(pooled - run_torch(there, inputs).pooler_output.numpy()).max() < EXACT
 
