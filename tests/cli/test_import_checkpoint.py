@@ -177,7 +177,7 @@ def test_what_the_tokenizer_says_goes_before_the_config(fails, capsys, tmp_path,
 
 def test_checkpoints_that_do_not_fit_the_config(fails, capsys, tmp_path, golden):
     out = f"--out={tmp_path / 'run'}"
-    said = "--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it away"
+    said = "--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it out"
     assert said in fails("import", str(golden), CONFIG, *SHORT, out, "--labels=a,b")
     assert "its heads are of objective 'mlm', the --config has" in fails("import", str(golden), "--config=translation:6l8h", out)
     assert "the --config has model.objective = 'classification'" in fails("import", str(golden), CONFIG, *COLA, out)
