@@ -84,7 +84,8 @@ def find_source(text: str) -> tuple[Source, str]:
     source = SOURCES.get(name)
     if source is None or bool(argument) != bool(source.argument):
         allowed = ", ".join(source.form for source in SOURCES.entries())
-        near = f"text:{text}" if "/" in text or "." in name else closest(name, SOURCES.names()) if source is None else None
+        is_path = "." in name or "://" in text or ("/" in text and ":" not in text)
+        near = f"text:{text}" if is_path else closest(name, SOURCES.names()) if source is None else None
         hint = f"did you mean {near}? " if near else ""
         raise UserError(f"data.source = {text!r} is not a source; {hint}allowed: {allowed}, or your own ({WITH})")
     return source, argument

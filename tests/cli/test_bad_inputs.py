@@ -56,6 +56,7 @@ FILES: dict[str, str | bytes] = {
     "empty.txt": "\n\n",
     "zero.txt": "",
     "paper.pdf": b"%PDF-1.7\n%\xe2\xe3",
+    "saved.arrow": b"\xff\xff\xff\xff\x10\x01\x00\x00",
     "latin1.txt": b"caf\xe9 ole\n",
     "short.txt": "one line.\n",
     "bad_vocab.txt": "[PAD]\nthe\n",
