@@ -1,4 +1,4 @@
-"""Texts in a column of Parquet files.
+"""Texts in a column of tables: Parquet files, and what `save_to_disk` of Hugging Face writes.
 
 pyarrow is imported when a file is opened: it takes a third of a second.
 """
@@ -13,7 +13,8 @@ from etils import epath
 
 from mhsh.data.text_files import matching_files, with_field
 from mhsh.errors import UserError
-from mhsh.storage.files import opened
+from mhsh.storage.files import opened, read_object
+from mhsh.storage.questions import exists
 
 # Rows and bytes that are in memory at a time. A row group may be as large as its file.
 _ROWS_PER_READ = 32  # of a megabyte each, 1,000 such rows in 47 kB take 0.2 GB; 256 took 1.1 GB, and no less time
@@ -27,19 +28,46 @@ def read_parquet(argument: str) -> Iterator[str]:
     return (text for path in paths for text in _parquet_file(path, column))
 
 
+def read_arrow(argument: str) -> Iterator[str]:
+    """The texts of DIR[:COLUMN], a folder of `save_to_disk` with the rows of one split."""
+    folder, column = with_field("arrow", argument, "COLUMN")
+    path = epath.Path(folder).expanduser()
+    if exists(path / "dataset_dict.json"):
+        splits = read_object(path / "dataset_dict.json").get("splits") or ["train"]
+        raise UserError(f"{folder} holds the splits {', '.join(map(str, splits))}; name one of them: arrow:{folder}/{splits[0]}")
+    if not exists(path / "state.json"):
+        raise UserError(f"{folder} has no state.json: it is not a folder of save_to_disk; name one, or use parquet:, jsonl:, text:")
+    state = read_object(path / "state.json")
+    if state.get("_indices_files"):
+        raise UserError(f"{folder} is a selection of rows; write it again after dataset.flatten_indices()")
+    try:
+        names = [str(file["filename"]) for file in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / 'state.json'} names no files; write the data set again with save_to_disk") from error
+    return (text for name in names for text in _arrow_file(path / name, column))
+
+
 def _parquet_file(path: epath.Path, column: str) -> Iterator[str]:
     from pyarrow import parquet
 
-    with _named_errors(path), opened(path) as file:
+    with _named_errors(path, "Parquet"), opened(path) as file:
         # By default all of a row group's column would be read before its first row.
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
-        names = _find_column(path, table.schema_arrow, column)
+        names = _find_column(str(path), table.schema_arrow, column, "parquet:GLOB:COLUMN")
         for group in range(table.num_row_groups):
             at = f"{path}, row group {group}"
             # Threads would read ahead; the reading is quicker than what is done with the text.
             batches = table.iter_batches(_ROWS_PER_READ, [group], [".".join(names)], use_threads=False)
-            with _named_errors(at):
+            with _named_errors(at, "Parquet"):
                 yield from _texts(batches, names, at, column)
+
+
+def _arrow_file(path: epath.Path, column: str) -> Iterator[str]:
+    from pyarrow import ipc
+
+    with _named_errors(path, "Arrow"), opened(path) as file, ipc.open_stream(file) as batches:
+        names = _find_column(str(path), batches.schema, column, "arrow:DIR:COLUMN")
+        yield from _texts(batches, names, str(path), column)
 
 
 def _texts(batches: Any, names: list[str], at: str, column: str) -> Iterator[str]:
@@ -59,7 +87,7 @@ def _texts(batches: Any, names: list[str], at: str, column: str) -> Iterator[str
             ) from error
 
 
-def _find_column(at: epath.Path, schema: Any, column: str) -> list[str]:
+def _find_column(at: str, schema: Any, column: str, form: str) -> list[str]:
     """The names from the table to the column: one, or more for a field in a struct. Raises
     UserError where the file has no such column, or it is not of text or bytes.
     """
@@ -71,7 +99,7 @@ def _find_column(at: epath.Path, schema: Any, column: str) -> list[str]:
         found = [field for field in fields if field.name == name]
         if len(found) != 1:
             there = [".".join([*names[:depth], field.name]) for field in fields]
-            raise UserError(f"{at} has the columns {', '.join(there)}, but not one {column!r}; write parquet:GLOB:COLUMN")
+            raise UserError(f"{at} has the columns {', '.join(there)}, but not one {column!r}; write {form}")
         kind = found[0].type
         fields = list(kind) if types.is_struct(kind) else []
     if fields:
@@ -85,7 +113,7 @@ def _find_column(at: epath.Path, schema: Any, column: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _named_errors(at: object) -> Iterator[None]:
+def _named_errors(at: object, form: str) -> Iterator[None]:
     """Errors inside the `with` in one line that says where."""
     import pyarrow
 
@@ -94,4 +122,4 @@ def _named_errors(at: object) -> Iterator[None]:
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"cannot read {at}: {error.strerror}") from error
-        raise UserError(f"{at} is damaged or not Parquet ({' '.join(str(error).split())}); fetch it again") from error
+        raise UserError(f"{at} is damaged or not {form} ({' '.join(str(error).split())}); fetch it again") from error

@@ -9,7 +9,7 @@ from etils import epath
 
 from mhsh.config.entries import SOURCES
 from mhsh.config.registry import WITH
-from mhsh.data.columns import read_parquet
+from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.synthetic import copying, recall
 from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_files, with_field
@@ -57,6 +57,7 @@ for _source in (
     Source("files", "GLOB|DIR", "text files", "a file", read_whole_files, "*"),
     Source("jsonl", "GLOB|DIR[:FIELD]", "lines of JSON", _FIELD, read_jsonl, "*.json*"),
     Source("parquet", "GLOB|DIR[:COLUMN]", "Parquet files", _COLUMN, read_parquet, "*.parquet"),
+    Source("arrow", "DIR[:COLUMN]", "a data set that `save_to_disk` of Hugging Face wrote", _COLUMN, read_arrow),
     Source("tfds", "NAME[:SPLIT]", "a data set that TensorFlow Datasets has prepared", "the feature `text` of a record", _of_tfds),
     Source("arrayrecord", "DIR", "rows that `mhsh prepare` made", "what it was when they were made", _refuse_rows),
     Source("stdlib", "", _MANUAL, "a topic, or a module", lambda _: read_stdlib()),

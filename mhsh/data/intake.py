@@ -103,6 +103,8 @@ def source_for(path: str) -> str:
     where = epath.Path(path).expanduser()
     if exists(where / "prepare.json"):
         return f"arrayrecord:{path}"
+    if exists(where / "state.json") or exists(where / "dataset_dict.json"):
+        return f"arrow:{path}"
     first = files_of(f"text:{path}")[0]
     form = signature(first_bytes(first)[1])
     if form == "Parquet":

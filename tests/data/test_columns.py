@@ -1,4 +1,4 @@
-"""Columns of Parquet files as documents, against pyarrow's reading of whole tables."""
+"""Columns of Parquet and Arrow files as documents, against pyarrow's reading of whole tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 
 from tests.data.conftest import printed, read, refusal
 
@@ -58,12 +58,16 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_columns_of_every_type(tmp_path: Path, name: str) -> None:
+def test_columns_of_parquet_and_arrow(tmp_path: Path, name: str) -> None:
     column, field = TABLES[name]
     table = pyarrow.table({"other": range(len(column)), "t": column})
     parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    (tmp_path / "saved").mkdir()
+    with ipc.new_stream(str(tmp_path / "saved" / "data-0.arrow"), table.schema) as stream:
+        stream.write_table(table, 2)
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}], "_indices_files": null}')
     empty = [""] * (len(column) > len(TEXTS))
-    assert read(f"parquet:{tmp_path}:{field}") == [*empty, *TEXTS, *empty]
+    assert read(f"parquet:{tmp_path}:{field}") == read(f"arrow:{tmp_path}/saved:{field}") == [*empty, *TEXTS, *empty]
 
 
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
@@ -74,6 +78,16 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
     assert "the column 't' has the fields text, id; name one: t.FIELD" in refusal(f"parquet:{folder}/*:t")
     assert "has the columns t.text, t.id, but not one 't.body'; write" in refusal(f"parquet:{folder}/*:t.body")
     assert "the column 't.id' is of type int64, which is not text" in refusal(f"parquet:{folder}/*:t.id")
+
+
+def test_folders_that_save_to_disk_did_not_write_whole(tmp_path: Path) -> None:
+    assert "has no state.json: it is not a folder of save_to_disk" in refusal(f"arrow:{tmp_path}")
+    (tmp_path / "state.json").write_text("{}")
+    assert "names no files; write the data set again" in refusal(f"arrow:{tmp_path}")
+    (tmp_path / "state.json").write_text('{"_data_files": [], "_indices_files": [{"filename": "i"}]}')
+    assert "is a selection of rows; write it again after dataset.flatten_indices()" in refusal(f"arrow:{tmp_path}")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert f"holds the splits train, test; name one of them: arrow:{tmp_path}/train" in refusal(f"arrow:{tmp_path}")
 
 
 @pytest.mark.parametrize("order", [1, -1])
