@@ -109,7 +109,7 @@ def test_lines_of_json_are_not_read_as_prose(tmp_path: Path, kind: str) -> None:
     [
         ("corpus/a.txt", "did you mean text:corpus/a.txt?"),
         ("txet:a", "did you mean text? allowed: text:GLOB|DIR, lines:"),
-        ("tfds:wikipedia/en", "is not a source; allowed: text:"),
+        ("hub:wikipedia/en", "is not a source; allowed: text:"),
         ("arrayrecord:rows", "holds rows, not documents"),
         *((source, "is not a source; ") for source in ("wikipedia", "text:", "", "stdlib:x", "Text:a")),
     ],
