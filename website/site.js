@@ -13,5 +13,9 @@ function name() {
 document.querySelectorAll("[data-md-component=toc] nav").forEach((part, place) => {
   part.ariaLabel = `${part.ariaLabel?.trim()}, part ${place + 1}`; // two modules may share a name
 });
+document.querySelectorAll("nav.md-nav[aria-labelledby]").forEach((part) => {
+  part.removeAttribute("aria-labelledby"); // of a section with a page of its own it names an icon
+  part.ariaLabel = part.querySelector(".md-nav__title").textContent.trim();
+});
 name();
 new MutationObserver(name).observe(document.body, {childList: true, subtree: true});
