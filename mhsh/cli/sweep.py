@@ -227,7 +227,7 @@ def _exit_status(folder: SweepFolder, progress: _Progress) -> int:
     if progress.left:
         print(f"{len(progress.left)} cells have not ended; run the same command again")
         return os.EX_TEMPFAIL
-    print(f"next: mhsh compare {named(folder)} --baseline=GROUP, or with --measure, --target or --by (mhsh compare --help)")
+    print(f"next: mhsh compare {named(folder)} --baseline=GROUP, --measure or --by (mhsh compare --help)")
     return 0
 
 
