@@ -109,10 +109,10 @@ def source_for(path: str) -> str:
     form = signature(first_bytes(first)[1])
     if form == "Parquet":
         return f"parquet:{path}"
+    if form == "Arrow":
+        raise UserError(f"{first} is a file of a data set in Arrow; name the folder that save_to_disk wrote: arrow:{first.parent}")
     if form:
         remedy = f"name the texts alone, such as 'text:{path}/**/*.txt'" if is_dir(where) else "unpack it, or write its text out"
-        if form == "Arrow":
-            remedy = "write the data set again with its to_parquet, and read it with parquet:"
         raise UserError(f"{first} is {form}, which no source reads; {remedy}")
     fields = [text_field(line) for line in itertools.islice(text_lines(first), _LINES_LOOKED_AT)]
     if not fields or fields[0] is None:
