@@ -72,7 +72,7 @@ def test_run_json_says_what_changed_from_which_step_on(tmp_path, configs):
     assert (now.mesh.fsdp, now.train.log_interval, now.data.source) == (1, 7, "text:moved")
     assert RunFolder.open_for_training(folder.path, begun).begun_config() == begun
     with pytest.raises(
-        UserError, match=r"another config \(optimizer.schedule is 'linear' there, 'constant' here\); leave that flag"
+        UserError, match=r"another config \(optimizer.schedule is 'linear' there, 'constant' here\); leave out that flag"
     ):
         folder.read_config([("optimizer.schedule", "constant")])
     for damaged in ({"x": {}}, {"24": 3}, []):
