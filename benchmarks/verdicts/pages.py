@@ -175,17 +175,15 @@ def rule_rows(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
         yield name, *(f"{each:.3f}" for each in (*figures, *power)), f"{worst.noise}, {worst.spread}, {worst.seeds}, {worst.tests}"
 
 
-def cell_rows(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
-    wrong = {cell: marked(apart, taken) for cell, apart in cells.items()}
-    for noise, spread in itertools.product(dict.fromkeys(cell.noise for cell in cells), SPREADS):
+def cell_rows(wrong: Mapping[Cell, float]) -> Iterator[tuple[str, ...]]:
+    for noise, spread in itertools.product(dict.fromkeys(cell.noise for cell in wrong), SPREADS):
         of = {cell: share for cell, share in wrong.items() if (cell.noise, cell.spread) == (noise, spread)}
         yield noise, spread, *(f"{max(share for cell, share in of.items() if cell.tests == tests):.3f}" for tests in TESTS)
 
 
-def rows_again(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
+def rows_again(wrong: Mapping[Cell, float]) -> Iterator[tuple[str, ...]]:
     """Of the worst cells on new pages, and how often two deviations are found."""
     rng = np.random.default_rng(2)
-    wrong = {cell: marked(apart, taken) for cell, apart in cells.items()}
     for cell in sorted(wrong, key=wrong.__getitem__)[: -WORST - 1 : -1]:
         again = np.mean([marked(pages(rng, cell), taken) for _ in range(AGAIN)])
         yield f"{cell.noise}, {cell.spread}, {cell.seeds}, {cell.tests}", f"{wrong[cell]:.3f}", f"{again:.4f}"
@@ -203,12 +201,13 @@ def main() -> None:
     print(f"| {' | '.join((*columns, 'most wrong'))} |\n|{' --- |' * (len(columns) + 1)}")
     for row in rule_rows(cells):
         print(f"| {' | '.join(row)} |", flush=True)
+    wrong = {cell: marked(apart, taken) for cell, apart in cells.items()}
     print("\nWrong pages by the rule that was taken, the worst of all seeds:\n")
     print(f"| noise | deviations | {' | '.join(f'{tests} tests' for tests in TESTS)} |\n|{' --- |' * (len(TESTS) + 2)}")
-    for row in cell_rows(cells):
+    for row in cell_rows(wrong):
         print(f"| {' | '.join(row)} |", flush=True)
     print(f"\n| the worst cells | {PAGES} pages | {AGAIN * PAGES} others |\n|{' --- |' * 3}")
-    for row in rows_again(cells):
+    for row in rows_again(wrong):
         print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -31,6 +31,7 @@ EXAMPLES = (
     "mhsh predict runs/quickstart/24l1h_admin --text='The module '",
     "mhsh predict runs/3l4h --text='The [MASK] sat.' --top=3",
 )
+_NOT_OPTIONS = ("folder", "input", "output", "step")  # which every kind of run has
 # By model.objective: what a run of it does, and the options that only it has.
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "classification": ("labels examples", ()),
@@ -85,8 +86,7 @@ def run(
       seed: causal: equal seeds give equal texts; 0 by default
       top: masked: how many words for each mask; 5 by default
     """
-    flags = {name: value for name, value in locals().items() if name not in ("folder", "input", "output", "step")}
-    options = {name: value for name, value in flags.items() if value is not None}
+    options = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS and value is not None}
     run_folder = RunFolder(folder)
     config = run_folder.read_config()
     _check(folder, config.model.objective, options, input, output)
@@ -99,13 +99,17 @@ def run(
         else:
             _answer(run_folder, config, config.data, step, input, output, null_threshold)
         return 0
-    made = {"translation": _translated, "clm": _written_on, "mlm": _filled}[config.model.objective](folder, input, step, **options)
+    make = {"translation": _translated, "clm": _written_on, "mlm": _filled}[config.model.objective]
+    _write(make(folder, input, step, **options), output)
+    return 0
+
+
+def _write(text: str, output: str | None) -> None:
     if output is None:
-        sys.stdout.buffer.write(made.encode())
+        sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
     else:
-        write_new(output, made)
-    return 0
+        write_new(output, text)
 
 
 def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None, output: str | None) -> None:

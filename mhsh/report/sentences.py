@@ -182,7 +182,8 @@ def _untrained(group: Group) -> Iterable[str]:
     try.
     """
     stuck, diverged = ([member for member in group.members if member.state == state] for state in (STUCK, DIVERGED))
-    for run in [member.run for member in stuck if member.run is not None][:1]:
+    run = next((member.run for member in stuck if member.run is not None), None)
+    if run is not None:
         known, entropy = outcome.uninformed(group.config), run.recorded_number("data", "unigram_entropy")
         loss = run.final_train if run.final_validation is None else run.final_validation
         assert entropy is not None and loss is not None  # what tells that it is stuck
