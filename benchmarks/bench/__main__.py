@@ -126,9 +126,9 @@ def _inference(configs: Configs, chosen: Sequence[str], grid: Sequence[tuple[int
     _check(configs, chosen, training=False)
     makers: list[Any] = [steps.Inference(name, config) for name, config in configs.items()]
     for name, config in configs.items() if chosen else ():
-        from benchmarks.bench.pytorch import Inference
+        from benchmarks.bench.pytorch import TorchInference
 
-        makers += [Inference(peer, name, config) for peer in chosen]
+        makers += [TorchInference(peer, name, config) for peer in chosen]
     products, limits = ceilings(configs[CONFIG].model.compute_dtype)
     cells = ((setting, [*candidates, *products]) for setting, candidates in steps.inference_cells(makers, grid, note))
     results = bench("inference", "token", configs, cells, schedule, note)

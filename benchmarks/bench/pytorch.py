@@ -111,7 +111,7 @@ def adamw(module: nn.Module, config: OptimizerConfig, rate: float) -> torch.opti
     return torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
 
 
-class Inference:
+class TorchInference:
     """Forward passes of one peer of one config, with parameters in model.compute_dtype."""
 
     def __init__(self, peer: str, name: str, config: Config) -> None:

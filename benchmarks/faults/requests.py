@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.faults.table import CONFIG, ROOT, TIMINGS, one_line, use_cache, write_text
+from benchmarks.faults.table import CONFIG, ROOT, TIMINGS, Ended, one_line, use_cache, write_text
 from tests.faulty_bucket import FaultyBucket
 from tests.forks import Fork
 
@@ -40,7 +40,7 @@ FAULTS = (502, 503, 429, 401, "reset", "silent", "cut")
 ALONE = (401, "silent")  # one a run: the first ends it, the other takes half a minute
 PARTS = ("started", "resumed")
 STEPS, INTERVAL, LIMIT = 4, 2, 400.0  # LIMIT: seconds of one command
-TOO_LONG = -9
+TOO_LONG = -9  # the status of a command that was killed after them
 SHORT = [
     *(flag for flag in CONFIG if "interval" not in flag and "num_steps" not in flag),
     f"--config.train.num_steps={STEPS}",
@@ -58,24 +58,16 @@ class Fault(NamedTuple):
     spacing: int  # that of the next is by so much larger
 
 
-class Ended(NamedTuple):
-    """How a command ended: its exit status (TOO_LONG: it was killed), and what it said."""
-
-    status: int
-    output: str
-    error: str
-
-
-class Place:
+class ProxiedBucket:
     """A bucket of its own, with the proxy in front of it."""
 
     def __init__(self, work: Path, number: int) -> None:
-        self.work = work / f"place-{number}"
+        self.work = work / f"bucket-{number}"
         self.port, self.trials = 18700 + os.getpid() % 900 + number * 1000, 0
         self.direct = f"http://127.0.0.1:{self.port}"
 
     @contextlib.contextmanager
-    def serving(self, text: Path) -> Iterator[Place]:
+    def serving(self, text: Path) -> Iterator[ProxiedBucket]:
         self.work.mkdir()
         self.text = text
         command = [sys.executable, "-m", "tests.bucket_server", str(self.port), "runs"]
@@ -120,7 +112,7 @@ class Place:
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-        return Ended(process.wait(), out, err)
+        return Ended(process.wait(), err, out)
 
     def trained(self, run: str, fault: Fault | None = None) -> tuple[Ended, list[str]]:
         """How `mhsh train` ends, and the requests that failed (without a fault: all)."""
@@ -179,22 +171,22 @@ def killed(objects: dict[str, bytes]) -> dict[str, bytes]:
     return without(objects, STEPS) | {"run.json": json.dumps(record).encode()}
 
 
-def problem_of(place: Place, fault: Fault, state: dict[str, bytes], whole: dict[str, bytes]) -> tuple[list[str], str, str]:
+def problem_of(bucket: ProxiedBucket, fault: Fault, state: dict[str, bytes], whole: dict[str, bytes]) -> tuple[list[str], str, str]:
     """(the requests that failed, how the run ended, what is wrong: empty for nothing)."""
-    run, wrong = f"here/run-{place.trials}", []
-    place.put(run, state)
-    ended, failed = place.trained(run, fault)
+    run, wrong = f"here/run-{bucket.trials}", []
+    bucket.put(run, state)
+    ended, failed = bucket.trained(run, fault)
     if ended.status not in ((0, 75, 2) if fault.kind == 401 else (0, 75)):
         wrong.append("hangs" if ended.status == TOO_LONG else f"ends with {ended.status}: {ended.error.strip()[-600:]}")
     elif "Traceback" in ended.error or (ended.status and not said_once(ended.error)):
         wrong.append(f"not one line: {ended.error.strip()[-600:]}")
     if ended.status:
-        again, _ = place.trained(run)
+        again, _ = bucket.trained(run)
         if again.status:
             wrong.append(f"the same command then ends with {again.status}: {again.error.strip()[-600:]}")
     # A save that an outage has made the run leave out is said; the next has all.
     saved = [whole, without(whole, INTERVAL)][: 1 + ("no checkpoint, as" in ended.output)]
-    if result(place.objects(run)) not in map(result, saved):
+    if result(bucket.objects(run)) not in map(result, saved):
         wrong.append("another result")
     return failed, str(ended.status), "; ".join(wrong)
 
@@ -205,7 +197,7 @@ def said_once(error: str) -> bool:
     return one_line("\n".join(lines))
 
 
-class Table:
+class FaultTable:
     """What became of each fault, printed as soon as it is known."""
 
     def __init__(self) -> None:
@@ -236,37 +228,37 @@ def experiment(work: Path, faults: Sequence[int | str], spacing: int, runs: int,
     work.mkdir(parents=True)
     use_cache(work)
     os.environ["NO_GCE_CHECK"] = "true"
-    places = [Place(work, number) for number in range(workers)]
-    text, free, table = write_text(work), queue.Queue[Place](), Table()
+    buckets = [ProxiedBucket(work, number) for number in range(workers)]
+    text, free, table = write_text(work), queue.Queue[ProxiedBucket](), FaultTable()
     with contextlib.ExitStack() as stack:
-        for place in places:
-            free.put(stack.enter_context(place.serving(text)))
+        for bucket in buckets:
+            free.put(stack.enter_context(bucket.serving(text)))
         states: dict[str, dict[str, bytes]] = {PARTS[0]: {}}
 
         def unbroken(run: str, part: str) -> list[str]:
-            places[0].put(run, states[part])
-            ended, asked = places[0].trained(run)
+            buckets[0].put(run, states[part])
+            ended, asked = buckets[0].trained(run)
             assert ended.status == 0, ended.error
             return asked
 
         unbroken("here/run", PARTS[0])  # compiles the programs of all others
         requests = {PARTS[0]: unbroken("here/run-0", PARTS[0])}
-        whole = places[0].objects("here/run-0")
+        whole = buckets[0].objects("here/run-0")
         states[PARTS[1]] = killed(whole)
         requests[PARTS[1]] = unbroken("here/run-1", PARTS[1])
         kinds = {part: first_of_each(asked) for part, asked in requests.items()}
         print(", ".join(f"{part}: {len(requests[part])} requests of {len(kinds[part])} kinds" for part in PARTS), flush=True)
 
         def tried(fault: Fault) -> None:
-            place = free.get()
+            bucket = free.get()
             status = "75"
             while status != "0" and fault.first < 2 * len(requests[fault.part]):
-                failed, status, wrong = problem_of(place, fault, states[fault.part], whole)
+                failed, status, wrong = problem_of(bucket, fault, states[fault.part], whole)
                 table.add(fault, failed, status, wrong)
                 if not failed or fault.kind in ALONE:
                     break
                 fault = fault._replace(first=int(failed[-1].split()[0]) + spacing)
-            free.put(place)
+            free.put(bucket)
 
         generator = random.Random(seed)
         drawn = []

@@ -49,7 +49,7 @@ SHORT = [
 ]
 
 
-class Ended(NamedTuple):
+class Finished(NamedTuple):
     status: int
     error: str
     seconds: float  # from the signal, or from the start if there was none
@@ -68,7 +68,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(*arguments: str, after: float | None = None, number: signal.Signals = signal.SIGINT) -> Ended:
+def finish(*arguments: str, after: float | None = None, number: signal.Signals = signal.SIGINT) -> Finished:
     """Runs a command to its end; with `after`, it is sent a signal after so many seconds."""
     process, begun = start(*arguments), time.monotonic()
     if after is not None:
@@ -79,7 +79,7 @@ def finish(*arguments: str, after: float | None = None, number: signal.Signals =
             # Ctrl-C reaches every process of the terminal, SIGTERM the one that it is sent to.
             (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
     _, error = process.communicate()
-    return Ended(process.returncode, error, time.monotonic() - begun, process.pid)
+    return Finished(process.returncode, error, time.monotonic() - begun, process.pid)
 
 
 def set_up(work: Path) -> dict[str, list[str]]:

@@ -57,8 +57,11 @@ Decide = Callable[[int, str, Path], int]  # number of the call, its name, its fi
 
 
 class Ended(NamedTuple):
+    """How a command ended, and what it said."""
+
     status: int
     error: str
+    output: str = ""  # empty, too, where nobody reads it
 
 
 def use_cache(work: Path) -> None:

@@ -40,7 +40,7 @@ Halves = Float[np.ndarray, "pages tests"]
 Rule = Callable[[Differences, float], Halves]  # half of the intervals that leave out the truth so often
 
 
-class Cell(NamedTuple):
+class SimulatedCell(NamedTuple):
     noise: str
     spread: str
     seeds: int
@@ -125,7 +125,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def pages(rng: np.random.Generator, cell: Cell, shift: float = 0.0) -> Differences:
+def pages(rng: np.random.Generator, cell: SimulatedCell, shift: float = 0.0) -> Differences:
     """Differences to the baseline; the last group has the spread's third deviation."""
     base, first, last = SPREADS[cell.spread]
     is_alone = cell.tests == 1 and cell.spread == "one five times"
@@ -152,15 +152,15 @@ def covered(apart: Differences, rule: Rule) -> Float[np.ndarray, " tests"]:
     return (np.abs(apart.mean(axis=2)) <= rule(apart, 0.05)).mean(axis=0)
 
 
-def simulated() -> dict[Cell, Differences]:
+def simulated() -> dict[SimulatedCell, Differences]:
     rng = np.random.default_rng(0)
     noises = (*SMOOTH, "normal, few values")
-    return {cell: pages(rng, cell) for cell in itertools.starmap(Cell, itertools.product(noises, SPREADS, SEEDS, TESTS))}
+    return {cell: pages(rng, cell) for cell in itertools.starmap(SimulatedCell, itertools.product(noises, SPREADS, SEEDS, TESTS))}
 
 
-def rule_rows(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
+def rule_rows(cells: Mapping[SimulatedCell, Differences]) -> Iterator[tuple[str, ...]]:
     rng = np.random.default_rng(1)
-    powers = [pages(rng, Cell("normal", spread, *of), SHIFT) for of in ((5, 3), (6, 9)) for spread in SPREADS]
+    powers = [pages(rng, SimulatedCell("normal", spread, *of), SHIFT) for of in ((5, 3), (6, 9)) for spread in SPREADS]
     for name, rule in RULES.items():
         if rule is signs:
             kept = {cell: apart for cell, apart in cells.items() if cell.seeds <= 8}  # 2 to the power of 11 flips take long
@@ -175,19 +175,19 @@ def rule_rows(cells: Mapping[Cell, Differences]) -> Iterator[tuple[str, ...]]:
         yield name, *(f"{each:.3f}" for each in (*figures, *power)), f"{worst.noise}, {worst.spread}, {worst.seeds}, {worst.tests}"
 
 
-def cell_rows(wrong: Mapping[Cell, float]) -> Iterator[tuple[str, ...]]:
+def cell_rows(wrong: Mapping[SimulatedCell, float]) -> Iterator[tuple[str, ...]]:
     for noise, spread in itertools.product(dict.fromkeys(cell.noise for cell in wrong), SPREADS):
         of = {cell: share for cell, share in wrong.items() if (cell.noise, cell.spread) == (noise, spread)}
         yield noise, spread, *(f"{max(share for cell, share in of.items() if cell.tests == tests):.3f}" for tests in TESTS)
 
 
-def rows_again(wrong: Mapping[Cell, float]) -> Iterator[tuple[str, ...]]:
+def rows_again(wrong: Mapping[SimulatedCell, float]) -> Iterator[tuple[str, ...]]:
     """Of the worst cells on new pages, and how often two deviations are found."""
     rng = np.random.default_rng(2)
     for cell in sorted(wrong, key=wrong.__getitem__)[: -WORST - 1 : -1]:
         again = np.mean([marked(pages(rng, cell), taken) for _ in range(AGAIN)])
         yield f"{cell.noise}, {cell.spread}, {cell.seeds}, {cell.tests}", f"{wrong[cell]:.3f}", f"{again:.4f}"
-    for cell in itertools.starmap(Cell, itertools.product(("normal",), SPREADS, (5,), (3,))):
+    for cell in itertools.starmap(SimulatedCell, itertools.product(("normal",), SPREADS, (5,), (3,))):
         found = np.mean([marked(pages(rng, cell, SHIFT), taken, 0) for _ in range(AGAIN)])
         yield f"finds {SHIFT:g}, {cell.spread}", "", f"{found:.4f}"
 

@@ -100,7 +100,7 @@ class _Meta(msgspec.Struct):
     counts: _Counts = msgspec.field(default_factory=_Counts)
 
 
-class _Index(msgspec.Struct):
+class _ShardsIndex(msgspec.Struct):
     """The types in an index.json that its readers count on: it may come from anybody."""
 
     fields: Annotated[dict[str, _Kind], Meta(min_length=1)]
@@ -273,7 +273,7 @@ def read_index(folder: epath.Path | Path) -> dict[str, Any]:
             raise ValueError("it does not match its own fingerprint")
         if index["format"] != _FORMAT:
             raise UserError(f"{path} has format {index['format']}, this mhsh reads {_FORMAT}; prepare the rows again")
-        msgspec.convert(index, _Index).check()
+        msgspec.convert(index, _ShardsIndex).check()
     except MissingFile:
         raise UserError(f"{path} is missing: {folder} holds no finished rows; finish them with mhsh prepare") from None
     except (ValueError, KeyError, OverflowError, msgspec.ValidationError) as error:

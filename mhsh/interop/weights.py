@@ -74,7 +74,7 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
 
 
-class _Index(Struct):
+class _WeightsIndex(Struct):
     weight_map: dict[str, FileName]
 
 
@@ -99,7 +99,7 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
 
 def _sharded(index: Path) -> dict[str, SafetensorsFile]:
     with importing(index, "fetch the whole checkpoint"):
-        weight_map = msgspec.convert(read_object(index), _Index).weight_map
+        weight_map = msgspec.convert(read_object(index), _WeightsIndex).weight_map
         files = {name: SafetensorsFile(index.parent / name) for name in sorted(set(weight_map.values()))}
         listed = set(weight_map.items())
         held = {(tensor, name) for name, file in files.items() for tensor in file.shapes}

@@ -29,19 +29,19 @@ _OF_NETWORKS = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.
 TRANSIENT = frozenset(_OF_DISKS | _OF_NETWORKS)
 
 
-class _State:
+class _Outage:
     patience = 600.0  # seconds
     since: float | None = None  # the first failure after the last answer; None: the storage answers
     said = False
 
 
-_state, _lock = _State(), threading.Lock()
+_outage, _lock = _Outage(), threading.Lock()
 _waits: contextvars.ContextVar[bool] = contextvars.ContextVar("waits", default=True)
 
 
 def bear(minutes: float) -> None:
     """Lets an outage end the process after so many minutes (train.storage_minutes)."""
-    _state.patience = 60 * minutes
+    _outage.patience = 60 * minutes
 
 
 @contextlib.contextmanager
@@ -58,12 +58,12 @@ def one_try() -> Iterator[None]:
 
 def answered() -> None:
     """The storage has answered."""
-    if _state.since is None:
+    if _outage.since is None:
         return
     with _lock:
-        if _state.said and _state.since is not None:
-            _say(f"the storage answers again, after {time.monotonic() - _state.since:.0f} s")
-        _state.since, _state.said = None, False
+        if _outage.said and _outage.since is not None:
+            _say(f"the storage answers again, after {time.monotonic() - _outage.since:.0f} s")
+        _outage.since, _outage.said = None, False
 
 
 class Request:
@@ -80,27 +80,27 @@ class Request:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         with _lock:
             now = time.monotonic()
-            _state.since = _state.since or now
-            lasted = now - min(_state.since, self._begun)
-            if lasted > _SAID_AFTER and not _state.said and _waits.get():
-                _state.said = True
-                _say(f"{self._where} does not answer ({reason}); trying again for {_state.patience / 60:g} minutes")
-        if lasted >= _state.patience or not _waits.get():
+            _outage.since = _outage.since or now
+            lasted = now - min(_outage.since, self._begun)
+            if lasted > _SAID_AFTER and not _outage.said and _waits.get():
+                _outage.said = True
+                _say(f"{self._where} does not answer ({reason}); trying again for {_outage.patience / 60:g} minutes")
+        if lasted >= _outage.patience or not _waits.get():
             raise Unavailable(
                 f"{self._where} has not answered for {lasted:.0f} s ({reason}); nothing is lost: run the same command again"
             ) from error
         self._tries += 1
-        return min(_FIRST_PAUSE * 2 ** (self._tries - 1), _LONGEST_PAUSE, max(0.1, _state.patience - lasted))
+        return min(_FIRST_PAUSE * 2 ** (self._tries - 1), _LONGEST_PAUSE, max(0.1, _outage.patience - lasted))
 
 
 def is_failing() -> bool:
     """Whether the last request has failed."""
-    return _state.since is not None
+    return _outage.since is not None
 
 
 def is_over() -> bool:
     """Whether the outage, if there is one, has lasted for too long."""
-    return _state.since is not None and time.monotonic() - _state.since >= _state.patience
+    return _outage.since is not None and time.monotonic() - _outage.since >= _outage.patience
 
 
 def retried(ask: Callable[[], T], where: object) -> T:

@@ -181,10 +181,10 @@ def test_weight_decay_is_on_the_same_parameters(make_config):
 
 def test_inference_of_all_peers(make_config):
     """The compiled programs answer as the eager one does, for every shape of a grid."""
-    from benchmarks.bench.pytorch import Inference
+    from benchmarks.bench.pytorch import TorchInference
 
     config = small(make_config, num_heads=2)
-    eager, layers = (Inference(peer, "config", config) for peer in ("torch-eager", "torch-compile-layers"))
+    eager, layers = (TorchInference(peer, "config", config) for peer in ("torch-eager", "torch-compile-layers"))
     layers._module.load_state_dict(eager._module.state_dict())
     for rows, length in ((1, 8), (2, 16)):
         for maker in (eager, layers):

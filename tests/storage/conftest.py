@@ -25,7 +25,7 @@ def faulty(server: FaultyBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
     """
     for name, value in bucket_variables(server.address).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(outage._state, "patience", 2.0)
+    monkeypatch.setattr(outage._outage, "patience", 2.0)
     monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.05)
     server.decide = lambda number, method, path: None
     check_bucket("gs://runs")

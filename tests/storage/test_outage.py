@@ -129,7 +129,7 @@ def test_no_such_bucket(faulty: FaultyBucket) -> None:
 
 
 def test_a_disk_that_fails_for_a_while_and_one_that_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage._state, "patience", 0.5)
+    monkeypatch.setattr(outage._outage, "patience", 0.5)
     begin = time.monotonic()
 
     def answers_after(seconds: float, code: int) -> str:

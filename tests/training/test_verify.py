@@ -100,7 +100,7 @@ def test_a_read_that_fails_is_no_damage(folder, monkeypatch, code, reads):
 
     monkeypatch.setattr(verify, reads, failing)
     assert find_damage(epath.Path(folder)) is None and not failures[0]
-    monkeypatch.setattr(outage._state, "patience", 0.2)
+    monkeypatch.setattr(outage._outage, "patience", 0.2)
     failures[0] = 99
     with pytest.raises(Unavailable, match="run the same command again"):
         find_damage(epath.Path(folder))
