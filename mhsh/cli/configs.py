@@ -1,6 +1,4 @@
-"""mhsh configs: the config files with their variants, the sources of text, every field, or
-one config in full.
-"""
+"""mhsh configs: config files with their variants, sources, every field, or one config in full."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
 
 
 def _resolved(name: str) -> dict[str, Any]:
-    """The fields of a config. One for fine-tuning lacks what `mhsh finetune` takes from the
-    pre-trained run.
-    """
+    """The fields of a config; one for fine-tuning lacks those of the pre-trained run."""
     fields = configs.load_fields(name)
     return to_dict(from_dict(fields)) if set(ModelConfig.__struct_fields__) <= set(fields["model"]) else fields
 

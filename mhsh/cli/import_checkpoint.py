@@ -18,15 +18,7 @@ from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import (
-    AnyDataConfig,
-    ClassificationDataConfig,
-    Config,
-    DataConfig,
-    MeshConfig,
-    TranslationDataConfig,
-    to_dict,
-)
+from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import override
 from mhsh.data.glue import find_task
@@ -96,9 +88,7 @@ def run(
 
 
 def _say_what_is_there(folder: Path) -> list[str]:
-    """Prints the lines of `mhsh inspect`, and returns them. What cannot be described is refused by
-    the import, by the same reader.
-    """
+    """Prints and returns the lines of `mhsh inspect`; what has none is refused by the import."""
     said: list[str] = []
     with contextlib.suppress(UserError):
         for line in describe_checkpoint(folder):
@@ -144,29 +134,26 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
     """
     data = config.data
     assert not isinstance(data, TranslationDataConfig), "no such model is imported"
+    tokenizer: Tokenizer
     if imported.model.objective == "clm":
         assert isinstance(data, DataConfig), "import_llama has seen the objective"
         tokenizer = read_tokenizer(folder)
         words = isinstance(tokenizer, WordPieceTokenizer)
         data = replace(data, tokenizer="wordpiece" if words else "bytes", lowercase=words and tokenizer.lowercase, vocab_path="")
-        return _fitting(config, imported, data, tokenizer)
-    vocabulary = read_vocabulary(folder)
-    if isinstance(data, DataConfig):
-        data = replace(data, tokenizer="wordpiece")
-    if vocabulary is not None:
-        lowercase = data.lowercase if vocabulary.lowercase is None else vocabulary.lowercase
-        data = replace(data, lowercase=lowercase, vocab_path="")
-        tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
-    elif data.vocab_path:
-        tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
     else:
-        raise UserError(
-            f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
-        )
-    return _fitting(config, imported, data, tokenizer)
-
-
-def _fitting(config: Config, imported: Imported, data: AnyDataConfig, tokenizer: Tokenizer) -> tuple[Config, Tokenizer]:
+        vocabulary = read_vocabulary(folder)
+        if isinstance(data, DataConfig):
+            data = replace(data, tokenizer="wordpiece")
+        if vocabulary is not None:
+            lowercase = data.lowercase if vocabulary.lowercase is None else vocabulary.lowercase
+            data = replace(data, lowercase=lowercase, vocab_path="")
+            tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
+        elif data.vocab_path:
+            tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
+        else:
+            raise UserError(
+                f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
+            )
     if tokenizer.vocab_size > imported.model.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "
@@ -178,14 +165,11 @@ def _fitting(config: Config, imported: Imported, data: AnyDataConfig, tokenizer:
             f"the checkpoint has {positions} positions, fewer than data.sequence_length = {data.sequence_length}; "
             f"add --config.data.sequence_length={positions}"
         )
-    resolved = replace(config, model=imported.model, data=data)
-    return from_dict(to_dict(resolved)), tokenizer
+    return from_dict(to_dict(replace(config, model=imported.model, data=data))), tokenizer
 
 
 def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
-    """The state at step 0: as training would create it, with the parameters of the checkpoint in
-    their places.
-    """
+    """Saves step 0: the state of a fresh run with the checkpoint's parameters in their places."""
     import jax
 
     from mhsh.models.build import build_model

@@ -19,6 +19,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 
 _SECONDS_BETWEEN_LINES = 5
+_say = functools.partial(print, flush=True)
 
 EXAMPLES = (
     "mhsh prepare --config=bert:12l12h --out=prepared",
@@ -73,7 +74,3 @@ def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
             _say(f"{done} of {len(chunks)} chunks")
 
     run_chunks(work, chunks, workers, count)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

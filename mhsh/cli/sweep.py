@@ -157,12 +157,9 @@ def _plan(
     if over is None or (planned is not None and over == planned.over and choosing_seeds is None):
         return make_plan(axes, fields, planned)
     plan = make_plan(axes, fields)
+    seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
     # As a number, so that seeds that are added later do not choose.
-    return replace(plan, choosing=Choosing(over, choosing_seeds or _replicates(plan) // 2 or None))
-
-
-def _replicates(plan: Plan) -> int:
-    return len({(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells})
+    return replace(plan, choosing=Choosing(over, choosing_seeds or len(seeds) // 2 or None))
 
 
 def _is_adding(folder: SweepFolder, held: Plan | None, add_seeds: int) -> bool:

@@ -13,7 +13,7 @@ from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.synthetic import copying, recall
 from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_files, with_field
-from mhsh.data.tfds import open_split
+from mhsh.data.tfds import read_tfds
 from mhsh.errors import UserError, closest
 
 Documents = Callable[[str], Iterable[str]]
@@ -43,10 +43,6 @@ def _refuse_rows(folder: str) -> Iterator[str]:
     raise UserError(f"data.source = {'arrayrecord:' + folder!r} holds rows, not documents; mhsh train reads them")
 
 
-def _of_tfds(name: str) -> Iterator[str]:
-    return (record["text"] for record in open_split(name).records("text"))
-
-
 _COLUMN = "the column `text` of a row, or another (`a.b`: b in a)"
 _FIELD = "the field `text` of a line, or another (`a.b`: b in a)"
 _MANUAL = "the manual and the docstrings of the Python that runs, 2 MB of English"
@@ -58,7 +54,7 @@ for _source in (
     Source("jsonl", "GLOB|DIR[:FIELD]", "lines of JSON", _FIELD, read_jsonl, "*.json*"),
     Source("parquet", "GLOB|DIR[:COLUMN]", "Parquet files", _COLUMN, read_parquet, "*.parquet"),
     Source("arrow", "DIR[:COLUMN]", "a data set that `save_to_disk` of Hugging Face wrote", _COLUMN, read_arrow),
-    Source("tfds", "NAME[:SPLIT]", "a data set that TensorFlow Datasets has prepared", "the feature `text` of a record", _of_tfds),
+    Source("tfds", "NAME[:SPLIT]", "a data set that TensorFlow Datasets has prepared", "the feature `text` of a record", read_tfds),
     Source("arrayrecord", "DIR", "rows that `mhsh prepare` made", "what it was when they were made", _refuse_rows),
     Source("stdlib", "", _MANUAL, "a topic, or a module", lambda _: read_stdlib()),
     Source("recall", "KEYS", "nothing: it draws keys, and asks for so many at once", _ANSWERS, recall),

@@ -1,6 +1,4 @@
-"""Fine-tuning on GLUE and SQuAD: examples [CLS] A [SEP] or [CLS] A [SEP] B [SEP], each with a
-target.
-"""
+"""Fine-tuning on GLUE and SQuAD: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], each with a target."""
 
 from __future__ import annotations
 
@@ -113,9 +111,7 @@ def assemble(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationCorpus(Corpus[WordPieceTokenizer]):
-    """A task of GLUE. The validation examples are those of `evaluation_sets`, one set after the
-    other.
-    """
+    """A task of GLUE. The validation examples are those of `evaluation_sets`, set after set."""
 
     glue: GlueTask
     evaluation_sets: dict[str, int]  # the number of examples of each
@@ -199,9 +195,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorpus(Corpus[WordPieceTokenizer]):
-    """Questions. The validation examples are the windows of `validation_data`, in the order of
-    `windows`.
-    """
+    """Questions. The validation examples are `windows`, in order, of `validation_data`."""
 
     validation_data: SquadData
     windows: tuple[Window, ...]

@@ -11,7 +11,8 @@ from etils import epath
 
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded, opened, write_new
+from mhsh.storage.files import expanded, write_new
+from mhsh.storage.questions import is_file
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
 _TSV = "tsv:"
@@ -127,13 +128,8 @@ def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Pat
     """ROOT/<the task's folder>/FILE_NAME, or the same with .gz."""
     plain = expanded(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
-        try:
-            with opened(path):
-                return path
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        if is_file(path):
+            return path
     raise UserError(f"there is neither {plain} nor {plain.name}.gz; put GLUE's original files there, one folder per task")
 
 

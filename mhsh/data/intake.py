@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -31,20 +30,6 @@ _NO_PROSE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """The first documents of a source."""
-
-    texts: list[str]  # those that are not empty
-    empty: int
-    is_whole: bool  # there are no more
-
-    @property
-    def characters(self) -> int:
-        """The characters of all documents together."""
-        return sum(map(len, self.texts))
-
-
 def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) -> Iterator[str]:
     """Lines about the files, the documents and, with a tokenizer, the unknown characters; and with
     what to change where something looks wrong.
@@ -57,43 +42,41 @@ def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) 
     paths = files_of(source)
     if paths:
         yield f"{source}: {_in_words(paths)}"
-    sample = read_sample(source, most)
-    start = "" if sample.is_whole else "the first "
-    empty = f", {count(sample.empty)} without text" if sample.empty else ""
-    middle = sorted(map(len, sample.texts))[len(sample.texts) // 2]
+    texts, num_empty, is_whole = _first_documents(source, most)
+    start = "" if is_whole else "the first "
+    empty = f", {count(num_empty)} without text" if num_empty else ""
+    median = sorted(map(len, texts))[len(texts) // 2]
     yield (
-        f"{start}{_number(sample.texts, 'document')}, {count(sample.characters)} characters in all, {count(middle)} in the median "
+        f"{start}{_number(texts, 'document')}, {count(sum(map(len, texts)))} characters in all, {count(median)} in the median "
         f"one{empty}; {document_rule(source)}"
     )
-    yield from _oddities(sample, middle)
-    if tokenizer is not None:
-        yield _known(sample, tokenizer, source)
-
-
-def _oddities(sample: Sample, middle: int) -> Iterator[str]:
-    """Oddities of the documents, of which half have `middle` characters or fewer."""
-    if sample.is_whole and len(sample.texts) == 1:
+    if is_whole and len(texts) == 1:
         yield "this is one document in all, and a part of the documents is held out for validation: is that what a document is?"
-    elif middle < _SHORT_DOCUMENT:
+    elif median < _SHORT_DOCUMENT:
         yield f"half of the documents have fewer than {_SHORT_DOCUMENT} characters: is that what a document is?"
-    first = sample.texts[0]
     for form, (looks, remedy) in _NO_PROSE.items():
-        if re.match(looks, first):
+        if re.match(looks, texts[0]):
             yield f"the first document looks like {form}, which would be learnt with its marks: {remedy}"
+    if tokenizer is not None:
+        counted = count_unknown(texts, tokenizer.encode_batch(texts), tokenizer)
+        check_known(counted, source, "take --config.data.tokenizer=bytes, which knows all, or name another vocabulary")
+        yield f"{unknown_fraction(counted):.2%} of its characters are in words that the vocabulary has no pieces for"
 
 
-def read_sample(source: str, most: int) -> Sample:
-    """The documents until they have `most` characters, but at least one."""
-    texts, empty, size = [], 0, 0
+def _first_documents(source: str, most: int) -> tuple[list[str], int, bool]:
+    """The documents with text until they have `most` characters, at least one; the number of those
+    without; and whether there are no more.
+    """
+    texts, num_empty, size = [], 0, 0
     for text in documents(source):
         if size >= most:
-            return Sample(texts, empty, is_whole=False)
+            return texts, num_empty, False
         size += len(text)
         if text:
             texts.append(text)
         else:
-            empty += 1
-    return Sample(texts, empty, is_whole=True)
+            num_empty += 1
+    return texts, num_empty, True
 
 
 def source_for(path: str) -> str:
@@ -140,9 +123,3 @@ def _form(head: bytes) -> str:
     named = {"utf-8": "text in UTF-8", "utf-8-sig": "text in UTF-8 with a mark"}
     encoding = marked_encoding(head)
     return signature(head) or named.get(encoding, f"text in {encoding.upper()} by its mark")
-
-
-def _known(sample: Sample, tokenizer: Tokenizer, source: str) -> str:
-    counted = count_unknown(sample.texts, tokenizer.encode_batch(sample.texts), tokenizer)
-    check_known(counted, source, "take --config.data.tokenizer=bytes, which knows all, or name another vocabulary")
-    return f"{unknown_fraction(counted):.2%} of its characters are in words that the vocabulary has no pieces for"

@@ -72,10 +72,16 @@ def prepare(task: StreamedTask[Any], out: Path, per_shard: int, run: RunChunks, 
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with _claimed(out, job):
         if all(exists(out / split / INDEX_FILE) for split in SPLITS):
-            _check_finished(out, task, log)
+            log(f"{out} is finished; comparing it with its source and its hashes")
+            _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
+            for split in SPLITS:
+                verify(out / split)
         else:
             staged = _stage(out, task, per_shard, log)
-            tokenizer = _tokenizer(out, task, staged, log)
+            vocabulary = out / task.vocab_file
+            if not exists(vocabulary):
+                task.new_tokenizer(_TrainingTexts(out / _STAGING, staged.chunks), log).save(vocabulary)
+            tokenizer = task.read_tokenizer(vocabulary)
             work = EncodeChunk(out, task, staged.chunks, digest_of({**job, "tokenizer": tokenizer.fingerprint}))
             log(f"encoding {len(staged.chunks)} chunks with {tokenizer.vocab_size} tokens")
             run(work, range(len(staged.chunks)))
@@ -118,13 +124,6 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
         if differing:
             raise UserError(f"{out} holds rows of another job ({'; '.join(differing)}); choose another --out, or that job's config")
         yield
-
-
-def _check_finished(out: Path, task: StreamedTask[Any], log: Log) -> None:
-    log(f"{out} is finished; comparing it with its source and its hashes")
-    _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
-    for split in SPLITS:
-        verify(out / split)
 
 
 def _check_source(out: Path, task: StreamedTask[Any], fingerprint: str) -> None:
@@ -242,13 +241,6 @@ class _TrainingTexts:
 
     def __iter__(self) -> Iterator[str]:
         return (text for chunk in self._chunks for item in read_chunk(self._folder, chunk) for text in item)
-
-
-def _tokenizer(out: Path, task: StreamedTask[Any], staged: Staged, log: Log) -> Any:
-    path = out / task.vocab_file
-    if not exists(path):
-        task.new_tokenizer(_TrainingTexts(out / _STAGING, staged.chunks), log).save(path)
-    return task.read_tokenizer(path)
 
 
 @functools.lru_cache(maxsize=1)

@@ -262,9 +262,7 @@ def _record_type(fields: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]
 
 
 def read_index(folder: epath.Path | Path) -> dict[str, Any]:
-    """The index that `write_index` wrote, here or in a bucket. Raises UserError: it is missing or
-    damaged.
-    """
+    """The index that `write_index` wrote. Raises UserError where it is missing or damaged."""
     path = folder / INDEX_FILE
     try:
         index = read_object(path)

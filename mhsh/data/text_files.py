@@ -166,9 +166,7 @@ def _wide_lines(file: io.BufferedReader, encoding: str, name: str) -> Iterator[s
 
 
 def read_lines(path: epath.PathLike | None) -> list[str]:
-    """All of `text_lines`, without a carriage return at the end of a line. Raises UserError also
-    where they are too long together.
-    """
+    """All of `text_lines`, without carriage returns. Raises UserError if they are too long."""
     return [line.removesuffix("\r") for line in bounded(text_lines(path), file_name(path))]
 
 
@@ -183,9 +181,7 @@ def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
 
 
 def read_vocabulary(path: epath.PathLike, form: str) -> str:
-    """The text of a vocabulary in a `form` such as vocab.txt. Raises UserError where it cannot be
-    read, or is not text.
-    """
+    """The text of a vocab.txt, or of another `form`. Raises UserError where it has none."""
     try:
         return decoded(whole_file(path), f"the vocabulary {path}")
     except FileNotFoundError:
@@ -220,9 +216,7 @@ def read_jsonl(argument: str) -> Iterator[str]:
 
 
 def text_field(line: str) -> str | None:
-    """The path of the longest text in a line that is an object of JSON, with dots ("" without a
-    text); None for any other line.
-    """
+    """The dotted path of the longest text in a line's JSON object (or empty); None: no object."""
     try:
         value = msgspec.json.decode(line) if line.lstrip()[:1] == "{" else None
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -247,9 +241,7 @@ def _of_files(name: str, argument: str, read: Callable[[Iterable[str], str], Ite
 
 
 def _prose(path: epath.Path, argument: str) -> Iterator[str]:
-    """The lines of a file of `argument`. Raises UserError where the first one is JSON: braces and
-    keys are no prose.
-    """
+    """Lines of a file of `argument`. Raises UserError where the first is JSON: that is no prose."""
     lines = text_lines(path)
     for line in itertools.islice(lines, 1):
         field = text_field(line)

@@ -25,56 +25,56 @@ _NAME = re.compile(
 _RECORDS_PER_READ = 1024
 
 
-class PreparedSplit(NamedTuple):
+class _PreparedSplit(NamedTuple):
     """One split of a data set, or a slice of it."""
 
-    name: str  # DATASET or DATASET:SPLIT, as the user wrote it
+    name: str  # DATASET[:SPLIT[:SOURCE-TARGET]], as the user wrote it
+    direction: str | None
     features: Any  # TFDS's description of every feature, by name
     stored: Any  # TFDS's data source, in the order of the files
 
-    def records(self, *names: str) -> Iterator[dict[str, str]]:
-        """The named features of every record, which are texts, in the order of the files. Raises
-        UserError where there is no such feature, or a text is not UTF-8.
-        """
-        for name in names:
-            if name not in self.features:
+
+def read_tfds(name: str) -> Iterator[str]:
+    """The feature `text` of DATASET[:SPLIT], such as wikipedia/20230601.en:train[:1%], in the order
+    of the files, in TFDS_DATA_DIR or ~/tensorflow_datasets. Raises UserError where the data set is
+    not prepared there or not as ArrayRecord, or has no such split, or an empty one.
+    """
+    split = _open(name)
+    if split.direction is not None:
+        raise UserError(f"tfds:{name}: {split.direction} is only for sentence pairs; write tfds:DATASET[:SPLIT]")
+    return (text for (text,) in _records(split, "text"))
+
+
+def read_pairs(name: str) -> Iterator[tuple[str, ...]]:
+    """The (source, target) sentences of DATASET[:SPLIT[:SOURCE-TARGET]], such as
+    wmt14_translate/de-en:train[:1000]:de-en; by default of train, out of English. Raises UserError
+    as `read_tfds`, or the data set lacks a language.
+    """
+    split = _open(name)
+    return _records(split, *_languages(name, split.direction, list(split.features)))
+
+
+def _records(split: _PreparedSplit, *names: str) -> Iterator[tuple[str, ...]]:
+    """The named features of every record, which are texts. Raises UserError where there is no such
+    feature, or a text is not UTF-8.
+    """
+    for name in names:
+        if name not in split.features:
+            raise UserError(
+                f"tfds:{split.name} has the features {', '.join(sorted(split.features))}, but not {name!r}; name a data set "
+                "that has it"
+            )
+    for start in range(0, len(split.stored), _RECORDS_PER_READ):
+        numbers = range(start, min(start + _RECORDS_PER_READ, len(split.stored)))
+        for number, record in zip(numbers, split.stored.__getitems__(numbers), strict=True):
+            try:
+                texts = tuple(_text(record[name]) for name in names)
+            except UnicodeDecodeError as error:
                 raise UserError(
-                    f"tfds:{self.name} has the features {', '.join(sorted(self.features))}, but not {name!r}; name a data set "
-                    "that has it"
-                )
-        for start in range(0, len(self.stored), _RECORDS_PER_READ):
-            numbers = range(start, min(start + _RECORDS_PER_READ, len(self.stored)))
-            for number, record in zip(numbers, self.stored.__getitems__(numbers), strict=True):
-                try:
-                    decoded = {name: _text(record[name]) for name in names}
-                except UnicodeDecodeError as error:
-                    raise UserError(
-                        f"tfds:{self.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
-                        "set again"
-                    ) from error
-                yield decoded
-
-
-def open_split(name: str) -> PreparedSplit:
-    """The split DATASET[:SPLIT], such as wikipedia/20230601.en:train[:1%],
-    in TFDS_DATA_DIR or ~/tensorflow_datasets. Raises UserError where the data set is not prepared
-    there or not as ArrayRecord, or has no such split, or an empty one.
-    """
-    split, direction = _open(name)
-    if direction is not None:
-        raise UserError(f"tfds:{name}: {direction} is only for sentence pairs; write tfds:DATASET[:SPLIT]")
-    return split
-
-
-def read_pairs(name: str) -> Iterator[tuple[str, str]]:
-    """The (source, target) sentences of DATASET[:SPLIT[:SOURCE-TARGET]], in the order of the files,
-    such as wmt14_translate/de-en:train[:1000]:de-en; by default of train, out of English. Raises
-    UserError as `open_split`, or the data set lacks a language.
-    """
-    split, direction = _open(name)
-    source, target = _languages(name, direction, list(split.features))
-    for record in split.records(source, target):
-        yield record[source], record[target]
+                    f"tfds:{split.name}: record {number} is not UTF-8: {error.reason} at byte {error.start}; prepare the data "
+                    "set again"
+                ) from error
+            yield texts
 
 
 def _languages(name: str, direction: str | None, languages: Sequence[str]) -> tuple[str, str]:
@@ -87,8 +87,7 @@ def _languages(name: str, direction: str | None, languages: Sequence[str]) -> tu
     raise UserError(f"tfds:{name} has {', '.join(languages)}; name two of them, as in tfds:DATASET:SPLIT:SOURCE-TARGET")
 
 
-def _open(name: str) -> tuple[PreparedSplit, str | None]:
-    """The split that a name stands for, and the direction in it."""
+def _open(name: str) -> _PreparedSplit:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(
@@ -115,7 +114,7 @@ def _open(name: str) -> tuple[PreparedSplit, str | None]:
         ) from error
     for part in builder.info.splits[split].file_instructions:
         check_unpacked(part.filename)
-    return PreparedSplit(name, builder.info.features, stored), match["direction"]
+    return _PreparedSplit(name, match["direction"], builder.info.features, stored)
 
 
 def _builder(dataset: str) -> Any:

@@ -165,9 +165,7 @@ def check_known(counted: Mapping[str, Any], what: str, remedy: str) -> None:
 
 
 def unknown_fraction(counted: Mapping[str, Any]) -> float:
-    """The share of unknown characters in what `count_unknown` counted; 0 where nothing was, as in
-    older shards.
-    """
+    """The share of unknown characters in `count_unknown`; 0 for older shards without them."""
     return float(counted.get("unknown_characters", 0) / max(1, counted.get("characters", 0)))
 
 

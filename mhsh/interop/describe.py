@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from mhsh.interop.bert_config import read_bert_config
-from mhsh.interop.llama import CONFIG_FILE, LlamaConfig, is_llama
+from mhsh.interop.llama import CONFIG_FILE, is_llama, read_llama_config
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
-from mhsh.interop.weights import importing
-from mhsh.storage.files import read_object
 
 
 def describe_checkpoint(folder: Path) -> Iterator[str]:
@@ -20,8 +16,7 @@ def describe_checkpoint(folder: Path) -> Iterator[str]:
     """
     path = folder / CONFIG_FILE
     if is_llama(folder):
-        with importing(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
-            llama = msgspec.convert(read_object(path), LlamaConfig)
+        llama = read_llama_config(path)
         yield f"{llama.model_type}: {_shape(llama.fields)}, rotary positions"
         yield f"tokenizer: {type(read_tokenizer(folder)).__name__}"
         return

@@ -108,15 +108,19 @@ def is_llama(folder: Path) -> bool:
     return exists(path) and read_object(path).get("model_type") in ARCHITECTURES
 
 
+def read_llama_config(path: Path) -> LlamaConfig:
+    """The config.json at `path`. Raises UserError where it is of a model that mhsh has not."""
+    with importing(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
+        return msgspec.convert(read_object(path), LlamaConfig)
+
+
 def import_llama(source: Path, base: ModelConfig) -> Imported:
     """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
     config.json beside it; `base` gives the fields that a checkpoint knows nothing of. Raises
     UserError as `import_bert`.
     """
     files = open_weights(source)
-    path = (source if is_dir(source) else source.parent) / CONFIG_FILE
-    with importing(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
-        config = msgspec.convert(read_object(path), LlamaConfig)
+    config = read_llama_config((source if is_dir(source) else source.parent) / CONFIG_FILE)
     tensors = Tensors({name: name for name in files}, files)
     with importing(source, "give --config=gpt:..., and config.json and weights of one model"):
         if base.objective != "clm":

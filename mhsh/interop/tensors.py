@@ -1,12 +1,10 @@
-"""Which tensor of a checkpoint is which parameter here, how the one is laid out as the other, and
-the reading and writing of them all.
-"""
+"""Which tensor of a checkpoint is which parameter, in which layout; all read and written."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +17,7 @@ LAYERS = "encoder/layers/"
 
 
 class Parameter(NamedTuple):
-    """One parameter, of one layer where every layer has its own, and the tensor with the same
-    numbers.
-    """
+    """One parameter, or that of a layer where each has its own, and the tensor of its numbers."""
 
     path: str  # in the parameter tree
     name: str  # of the tensor; {} is the layer's number
@@ -40,6 +36,10 @@ class Parameter(NamedTuple):
     def is_stacked(self) -> bool:
         """Whether there is one in every layer."""
         return self.path.startswith(LAYERS)
+
+    def tensor_names(self, num_layers: int) -> list[str]:
+        """The tensor of every layer, or the only one."""
+        return [self.name.format(layer) for layer in range(num_layers if self.is_stacked else 1)]
 
     def to_tensor(self, values: np.ndarray) -> np.ndarray:
         """The parameter as the tensor."""
@@ -97,26 +97,16 @@ class Imported:
     files: tuple[Path, ...]  # that the weights were read from
 
 
-def named_tensors(model: ModelConfig, rows: Iterable[Parameter]) -> Iterator[tuple[str, Parameter]]:
-    """Name and parameter of every tensor, layer by layer where there are layers."""
-    rows = tuple(rows)
-    yield from ((row.name, row) for row in rows if not row.is_stacked)
-    for layer in range(model.num_layers):
-        yield from ((row.name.format(layer), row) for row in rows if row.is_stacked)
-
-
 def to_tensors(model: ModelConfig, rows: Iterable[Parameter], params: Any) -> dict[str, np.ndarray]:
     """All tensors by name, of a parameter tree."""
     from flax.traverse_util import flatten_dict  # not above: it imports jax
 
     flat: Any = flatten_dict(params, sep="/")
-    values = {path: np.asarray(leaf) for path, leaf in flat.items()}
     tensors: dict[str, np.ndarray] = {}
     for row in rows:
-        if row.is_stacked:
-            tensors |= {row.name.format(layer): row.to_tensor(values[row.path][layer]) for layer in range(model.num_layers)}
-        else:
-            tensors[row.name] = row.to_tensor(values[row.path])
+        values = np.asarray(flat[row.path])
+        layers = values if row.is_stacked else [values]
+        tensors |= {name: row.to_tensor(layer) for name, layer in zip(row.tensor_names(model.num_layers), layers, strict=True)}
     return tensors
 
 
@@ -127,13 +117,14 @@ def check_tensors(
     shape than config.json gives it, or is neither a parameter's nor one of `others`.
     """
     known = set(others)
-    for name, row in named_tensors(model, rows):
-        shape = tensors.shape(name) if name in tensors.names else None
-        if shape != row.tensor_shape:
-            how = "is missing" if shape is None else f"is {list(shape)}"
-            shown = tensors.names.get(name, full_name(name))
-            raise ValueError(f"the tensor {shown} {how}, by config.json it is {list(row.tensor_shape)}")
-        known.add(name)
+    for row in rows:
+        for name in row.tensor_names(model.num_layers):
+            shape = tensors.shape(name) if name in tensors.names else None
+            if shape != row.tensor_shape:
+                how = "is missing" if shape is None else f"is {list(shape)}"
+                shown = tensors.names.get(name, full_name(name))
+                raise ValueError(f"the tensor {shown} {how}, by config.json it is {list(row.tensor_shape)}")
+            known.add(name)
     if unexpected := sorted(tensors.names[name] for name in tensors.names.keys() - known):
         raise ValueError(f"by config.json no parameter is made of the tensor {unexpected[0]} ({len(unexpected)} such)")
 
@@ -144,10 +135,9 @@ def read_params(model: ModelConfig, rows: Iterable[Parameter], tensors: Tensors)
 
     flat: dict[str, np.ndarray] = {}
     for row in rows:
-        if row.is_stacked:
-            flat[row.path] = np.empty((model.num_layers, *row.shape), np.float32)
-            for layer in range(model.num_layers):
-                flat[row.path][layer] = row.from_tensor(tensors.read(row.name.format(layer)))
-        else:
-            flat[row.path] = np.ascontiguousarray(row.from_tensor(tensors.read(row.name)))
+        names = row.tensor_names(model.num_layers)
+        values = np.empty((len(names), *row.shape), np.float32)
+        for number, name in enumerate(names):
+            values[number] = row.from_tensor(tensors.read(name))
+        flat[row.path] = values if row.is_stacked else values[0]
     return unflatten_dict(flat, sep="/")

@@ -161,9 +161,7 @@ def server() -> str:
 
 @functools.cache
 def _check_login(bucket: str, server: str) -> None:
-    """Asks for the name of one object. Before that, whether anybody listens: a server that drops
-    packets would be waited for.
-    """
+    """Asks for an object's name, after the server has answered: silence would be waited for."""
     # Imported here because they are slow, and most runs are local.
     import urllib.error
     import urllib.request

@@ -58,9 +58,7 @@ def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
 
 
 def _regular(path: epath.PathLike) -> IO[bytes]:
-    """A regular file, opened for reading. Raises OSError for all else: a pipe may never begin, and
-    a device never end.
-    """
+    """A regular file to read. OSError for all else: a pipe may never begin, a device never end."""
     # Without O_NONBLOCK opening a pipe would wait for who writes.
     descriptor = retried(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
     try:
@@ -75,9 +73,7 @@ def _regular(path: epath.PathLike) -> IO[bytes]:
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made again: MHSH_CACHE, or mhsh in the user's cache. Raises
-    UserError where this user has no home.
-    """
+    """MHSH_CACHE, or mhsh in the user's cache. Raises UserError where this user has no home."""
     if named := os.environ.get("MHSH_CACHE"):
         return Path(named)
     try:
@@ -165,9 +161,7 @@ def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
 
 
 def write_new(path: str | Path, content: str | bytes) -> None:
-    """Writes a new file, whole or not at all. Raises UserError where it exists or cannot be
-    written.
-    """
+    """Writes a new file, whole or not at all. Raises UserError where that cannot be done."""
     data = content.encode() if isinstance(content, str) else content
     try:
         file = open(path, "xb")  # noqa: SIM115 (only what this call has made is removed again)
@@ -304,9 +298,7 @@ def make_folder(folder: epath.PathLike) -> None:
 
 
 def check_new_folder(out: str) -> None:
-    """Raises UserError where `out` is in a bucket, a file, a folder that is not empty, or no place
-    that can be written.
-    """
+    """Raises UserError where `out` cannot be made: it is in a bucket, not empty, or no folder."""
     check_writable("--out", out)
     if is_dir(out):
         if names_in(out):

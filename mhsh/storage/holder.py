@@ -102,7 +102,7 @@ def holder(folder: epath.Path) -> str:
 def _local_lock(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
     with locked(folder):
         clear_half_files(folder)
-        write_atomically(folder / HOLDER_FILE, json.dumps(record, indent=2) + "\n")
+        write_atomically(folder / HOLDER_FILE, _as_json(record))
         try:
             yield
         finally:
@@ -129,7 +129,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], None], watch: Watch | None = None) -> Iterator[None]:
+def bucket_lock(path: str, holder: Mapping[str, Any], waiting: Callable[[], None], watch: Watch | None = None) -> Iterator[None]:
     """Holds the lock object gs://BUCKET/NAME inside the `with`; its content is `holder`.
 
     If the object exists, this process calls `waiting` and waits up to DEAD_SECONDS to see whether
@@ -139,62 +139,57 @@ def bucket_lock(path: str, holder: Mapping[str, object], waiting: Callable[[], N
     process holds it. Raises UserError where the bucket allows no writing. Raises Unavailable where
     it does not answer.
     """
-    lock = _Lock(path, holder, _TAKEN if watch is None else os.EX_TEMPFAIL)
-    lock.acquire(lock.wait(waiting) if watch is None else watch.replaced(path))
+    lock, content = GuardedObject(path), _as_json(holder).encode()
+    dead = _wait_until_dead(lock, path, waiting) if watch is None else watch.replaced(path)
+    try:
+        lock.write(content, dead)
+    except Taken:
+        raise BlockingIOError(f"another process has just taken {path}") from None
     released = threading.Event()
-    thread = threading.Thread(target=lock.refresh_until, args=(released,), name="bucket lock", daemon=True)
+
+    def refresh() -> None:
+        """Where the bucket does not answer, the next refresh sees whether another process has taken
+        the lock.
+        """
+        try:
+            with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
+                lock.write(content)
+        except Taken:
+            line = f"mhsh: {path} was taken by another process, as this one had not refreshed it for long; stopped\n"
+            os.write(2, line.encode())
+            os._exit(_TAKEN if watch is None else os.EX_TEMPFAIL)
+
+    def refresh_until_released() -> None:
+        while not released.wait(REFRESH_SECONDS):
+            refresh()
+
+    thread = threading.Thread(target=refresh_until_released, name="bucket lock", daemon=True)
     thread.start()
     try:
         yield
     finally:
         released.set()
         thread.join()
-        lock.release()
-
-
-class _Lock:
-    def __init__(self, path: str, holder: Mapping[str, object], taken: int) -> None:
-        self._path, self._object, self._taken = path, GuardedObject(path), taken
-        self._content = (json.dumps(dict(holder), indent=2) + "\n").encode()
-
-    def wait(self, waiting: Callable[[], None]) -> int:
-        """The generation of a lock that is dead; 0: there is none."""
-        seen = self._object.generation()
-        if seen:
-            waiting()
-        deadline = time.monotonic() + DEAD_SECONDS
-        while seen and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-            now = self._object.generation()
-            if now and now != seen:
-                raise BlockingIOError(f"{self._path} is refreshed by another process")
-            seen = now
-        return seen
-
-    def acquire(self, replaced: int) -> None:
-        try:
-            self._object.write(self._content, replaced)
-        except Taken:
-            raise BlockingIOError(f"another process has just taken {self._path}") from None
-
-    def refresh_until(self, released: threading.Event) -> None:
-        while not released.wait(REFRESH_SECONDS):
-            self._refresh()
-
-    def release(self) -> None:
-        self._refresh()  # a process that wakes and ends at once finds out here
+        refresh()  # a process that wakes and ends at once finds out here
         # A lock that cannot be deleted is dead after DEAD_SECONDS.
         with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
-            self._object.delete()
+            lock.delete()
 
-    def _refresh(self) -> None:
-        """Writes the object again; ends this process if another one has taken it. Where the bucket
-        does not answer, the next refresh sees whether another process has.
-        """
-        try:
-            with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
-                self._object.write(self._content)
-        except Taken:
-            line = f"mhsh: {self._path} was taken by another process, as this one had not refreshed it for long; stopped\n"
-            os.write(2, line.encode())
-            os._exit(self._taken)
+
+def _wait_until_dead(lock: GuardedObject, path: str, waiting: Callable[[], None]) -> int:
+    """The generation of a lock that is dead; 0: there is none."""
+    seen = lock.generation()
+    if seen:
+        waiting()
+    deadline = time.monotonic() + DEAD_SECONDS
+    while seen and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        now = lock.generation()
+        if now and now != seen:
+            raise BlockingIOError(f"{path} is refreshed by another process")
+        seen = now
+    return seen
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=2) + "\n"

@@ -1,6 +1,4 @@
-"""The file of a run's rows, metrics.jsonl: appended, read, and cut where a run goes on from a
-checkpoint.
-"""
+"""The file of a run's rows, metrics.jsonl: appended, read, and cut where a run is resumed."""
 
 from __future__ import annotations
 
@@ -137,9 +135,7 @@ def _up_to(path: epath.Path, step: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _stream(path: epath.Path) -> Iterator[IO[bytes]]:
-    """The file's lines. An object is read in one request: a run that is trained replaces it
-    meanwhile, and what it was is then gone.
-    """
+    """The file. An object is read in one request: a run that is trained replaces it meanwhile."""
     if not is_remote(path):
         with opened(path) as file:
             yield file

@@ -58,9 +58,7 @@ class Counters(NamedTuple):
 
 
 class RunFolder:
-    """The folder of one run, local or in a bucket (gs://). Files are replaced atomically, or whole
-    lines are appended.
-    """
+    """The folder of one run, local or in a bucket. Files are replaced atomically, rows appended."""
 
     def __init__(self, path: epath.PathLike) -> None:
         """Raises UserError where `path` is not text, or in a bucket that cannot be reached."""
@@ -206,9 +204,7 @@ class RunFolder:
         return [own | {"config": to_record(self.begun_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
-        """Whether the folder holds more than a config: a run that failed before its first step has
-        not begun.
-        """
+        """Whether there is more than the config that a run leaves before its first step."""
         names = names_in(self.path)
         traces = RUN_FILE in names or METRICS_FILE in names or ("checkpoints" in names and names_in(self.checkpoints_path))
         return CONFIG_FILE in names and bool(traces)
@@ -259,9 +255,7 @@ class RunFolder:
         return aside
 
     def counters(self, step: int) -> Counters | None:
-        """The counters of the checkpoint of `step`; None for an imported one.
-        Raises UserError where the file is damaged.
-        """
+        """The counters of a checkpoint; None: it is imported. Raises UserError if damaged."""
         path = self.checkpoints_path / str(step) / COUNTERS_FILE
         try:
             fields = read_object(path)
@@ -277,9 +271,7 @@ class RunFolder:
         return exists(self.path / RUN_FILE)
 
     def has_vocabulary(self) -> bool:
-        """Whether the folder's vocabulary is the run's, recorded or imported, and not what a failed
-        start left.
-        """
+        """Whether the vocabulary is the run's, recorded or imported, not a failed start's."""
         return self.has_run_record() or self.newest_checkpoint() is not None
 
     def vocabulary_hash(self, config: Config) -> str | None:

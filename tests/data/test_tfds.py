@@ -12,7 +12,7 @@ import pytest
 
 from mhsh.data.documents import documents
 from mhsh.data.pairs import Pair, read_pairs
-from mhsh.data.tfds import _languages, open_split
+from mhsh.data.tfds import _languages, read_tfds
 from mhsh.errors import UserError
 from tests.conftest import ROOT
 from tests.data.conftest import tfds_folder
@@ -128,7 +128,7 @@ def test_what_is_not_there_is_named(prepared, source, complaint):
 @pytest.mark.parametrize("name", ["", "a b", "wmt14_translate/de-en:train:en", "x:train:en-de:more"])
 def test_names_that_are_none(name):
     with pytest.raises(UserError, match=r"write DATASET\[:SPLIT\[:SOURCE-TARGET\]\]"):
-        open_split(name)
+        read_tfds(name)
 
 
 def test_the_direction_is_out_of_english_where_nothing_is_said():
