@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -24,7 +24,10 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
       config: print this config as JSON
     """
     if config is not None:
-        print(json.dumps(_resolved(config), indent=2))
+        fields = configs.load_fields(config)
+        # One for fine-tuning lacks what `mhsh finetune` takes from the pre-trained run.
+        is_whole = set(ModelConfig.__struct_fields__) <= set(fields["model"])
+        print(json.dumps(to_dict(from_dict(fields)) if is_whole else fields, indent=2))
         return 0
     print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n")
     print(*map(_file, configs.shipped_names()), sep="\n\n")
@@ -39,12 +42,6 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
         for field in fields:
             print(f"  {field.path} ({field.values}; {field.role})\n      {field.doc}")
     return 0
-
-
-def _resolved(name: str) -> dict[str, Any]:
-    """The fields of a config; one for fine-tuning lacks those of the pre-trained run."""
-    fields = configs.load_fields(name)
-    return to_dict(from_dict(fields)) if set(ModelConfig.__struct_fields__) <= set(fields["model"]) else fields
 
 
 def _file(name: str) -> str:

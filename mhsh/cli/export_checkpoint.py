@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mhsh.cli.parser import RunFolderArgument, StepFlag
-from mhsh.config.schema import ClassificationDataConfig, ModelConfig, TranslationDataConfig
+from mhsh.config.schema import ClassificationDataConfig, TranslationDataConfig
 from mhsh.config.shapes import shape_in_words
 from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
@@ -64,13 +64,9 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
                 f"{Path(out, target.relative_to(unfinished))}: {architecture} of {folder}, step {kept}, {shape_in_words(plain)} of "
                 f"{plain.head_dim}, D = {plain.embed_dim}, F = {plain.mlp_dim}"
             )
-    _print_lost(model, 0.0 if is_decoder else model.hidden_dropout)
-    return 0
-
-
-def _print_lost(model: ModelConfig, hidden_dropout: float) -> None:
-    """The dropouts that config.json lacks, besides attention's and `hidden_dropout`."""
-    written = {"hidden_dropout": hidden_dropout, "mlp_dropout": 0.0, "embedding_dropout": hidden_dropout}
+    hidden = 0.0 if is_decoder else model.hidden_dropout
+    written = {"hidden_dropout": hidden, "mlp_dropout": 0.0, "embedding_dropout": hidden}  # as transformers reads config.json
     lost = [f"model.{name} = {getattr(model, name)}" for name, value in written.items() if getattr(model, name) != value]
     if lost:
         print(f"not in config.json: {', '.join(lost)}; only further training would show it")
+    return 0

@@ -129,9 +129,7 @@ def _with_labels(imported: Imported, config: Config, labels: str | None) -> Impo
 
 
 def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, Tokenizer]:
-    """The config with what the checkpoint decides, and its tokenizer: that of data.vocab_path where
-    a BERT has none.
-    """
+    """The config with what the checkpoint decides, and its tokenizer or that of data.vocab_path."""
     data = config.data
     assert not isinstance(data, TranslationDataConfig), "no such model is imported"
     tokenizer: Tokenizer

@@ -194,7 +194,6 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     if not _HELP_FLAGS.isdisjoint(rest):
         app.help_print()
         return None
-    see = f"; see mhsh {page.command} --help"
     made = dict(_made(page.run))
     changes = {}
     for mark in made.values():
@@ -202,9 +201,9 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
-        raise UserError(_in_one_line(error, page.command) + see + _list_of_configs(error)) from error
+        raise _refusal(error, page.command) from error
     if unused:
-        raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}{see}")
+        raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}; see mhsh {page.command} --help")
     for name, mark in made.items():
         bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
     return lambda: run(*bound.args, **bound.kwargs)
@@ -246,16 +245,15 @@ def _made(run: Run) -> Iterator[tuple[str, Made]]:
             yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Made))
 
 
-def _in_one_line(error: CycloptsError, command: str) -> str:
-    if isinstance(error, MissingArgumentError) and error.argument is not None and not error.argument.tokens:
-        return f"mhsh {command} needs {error.argument.name}"
-    error.verbose = False
-    return str(error).strip().rstrip(".")
-
-
-def _list_of_configs(error: CycloptsError) -> str:
+def _refusal(error: CycloptsError, command: str) -> UserError:
     argument = getattr(error, "argument", None)
-    return "; mhsh configs lists what --config takes" if argument is not None and argument.name == "--config" else ""
+    if isinstance(error, MissingArgumentError) and argument is not None and not argument.tokens:
+        words = f"mhsh {command} needs {argument.name}"
+    else:
+        error.verbose = False
+        words = str(error).strip().rstrip(".")
+    more = "; mhsh configs lists what --config takes" if argument is not None and argument.name == "--config" else ""
+    return UserError(f"{words}; see mhsh {command} --help{more}")
 
 
 def _shown(value: object) -> str | None:

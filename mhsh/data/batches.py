@@ -64,8 +64,7 @@ def prefetched(batches: Batches, start: int, stop: int) -> grain.DatasetIterator
 
 
 def shuffled_batches(make: MakeBatch, num_examples: int, batch_size: int, seed: int, part: slice) -> Batches:
-    """Element k is the batch of training step k, for any k; of its B examples this process makes
-    those of `part`.
+    """Element k is the batch of training step k, for any k; this process makes `part` of it.
 
     Step k takes the indices k B to k B + B - 1 of an endless stream. Every `num_examples` indices
     are one epoch, which may end inside a batch: each example once, in an order that depends on the

@@ -259,8 +259,7 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
 def encode_questions(
     questions: Sequence[Question], tokenizer: WordPieceTokenizer, model: ModelConfig, data: SpanDataConfig
 ) -> tuple[Examples, tuple[Window, ...]]:
-    """The examples [CLS] question [SEP] window [SEP] of all questions, without targets, and their
-    windows.
+    """Examples [CLS] question [SEP] window [SEP] of all questions, without targets; the windows.
 
     Windows start every `data.stride` tokens until one reaches the context's end (Devlin et al.
     2018's run_squad.py).

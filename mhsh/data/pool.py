@@ -7,13 +7,12 @@ same function runs everywhere, and the result does not depend on which process r
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 
@@ -39,8 +38,12 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
     end, stop = context.Pipe(duplex=False)
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (work, end))
     try:
-        with _without_interrupts():
+        # Of Ctrl-C only this process hears: a signal that is blocked stays so in a new process.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             running = {pool.submit(_run_chunk, chunk): chunk for chunk in chunks}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         for future in concurrent.futures.as_completed(running):
             future.result()
             done(running[future])
@@ -53,18 +56,6 @@ def run_chunks(work: Work, chunks: Iterable[int], workers: int, done: Done) -> N
         stop.close()
         pool.shutdown(cancel_futures=True)
         end.close()
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are started inside the `with` never see Ctrl-C, which only this one handles: a
-    blocked signal stays blocked in a new process from its first moment.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _work: Work  # of a worker process

@@ -49,8 +49,7 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too.
 
     A folder stands for the files named `in_folder` at any depth (None: for none). Raises UserError,
-    in which the glob is that of the setting `whose`, where there are none, or the bucket cannot be
-    read.
+    which names the setting `whose`, where there are none, or the bucket cannot be read.
     """
     try:
         paths = _matches(pattern)

@@ -34,13 +34,9 @@ class Tokenizer(abc.ABC):
         """`rules` names everything but the vocabulary that decides how text becomes ids."""
         self._rules = rules
         self.vocab: tuple[str, ...] = tuple(vocab)  # the token of every id
+        self.vocab_size = len(self.vocab)  # V; ids run from 0 to V - 1
         ids = {token: number for number, token in enumerate(self.vocab)}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIALS)
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of tokens; ids run from 0 to V - 1."""
-        return len(self.vocab)
 
     @property
     def fingerprint(self) -> str:
@@ -78,8 +74,7 @@ class Tokenizer(abc.ABC):
 class WordPieceTokenizer(Tokenizer):
     """WordPiece as published with BERT.
 
-    White space and punctuation separate words; each word becomes its longest known pieces, from
-    left to right.
+    Words end at white space and punctuation; each becomes its longest known pieces from the left.
 
     Source: Devlin et al., arXiv 1810.04805, section 3, and the tokenization.py released with it.
     """

@@ -1,5 +1,4 @@
-"""Google Cloud Storage: the client that all of mhsh, Orbax and fsspec use, and objects that one
-process owns.
+"""Google Cloud Storage: the client of mhsh, Orbax and fsspec, and objects that one process owns.
 
 gcsfs takes any OSError of a question for "no such folder", among them a 502, and gives a request up
 after half a minute. Here a question fails, transient failures are tried again until the deadline of
@@ -137,9 +136,8 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def check_bucket(path: epath.PathLike) -> None:
-    """Prepares this process for the bucket of `path`; does nothing for a local path. Raises
-    UserError where it does not exist, or is not for this login. Raises Unavailable where nobody
-    answers.
+    """Prepares this process for the bucket of `path`, if it is in one. Raises UserError where it
+    does not exist, or is not for this login, and Unavailable where nobody answers.
     """
     if not is_remote(path):
         return

@@ -12,8 +12,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
-    it ends.
+    """Holds the folder's lock inside the `with`; the kernel frees it however the process ends.
 
     Args:
       wait: while another process holds it.

@@ -95,8 +95,7 @@ def absolute(path: epath.PathLike) -> epath.Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to. At the end of the `with` that file is flushed to the disk
-    and replaces `path`.
+    """A name beside `path` to write to. At the end of the `with` it is flushed and replaces `path`.
 
     After an exception nothing has changed. After a kill, `clear_half_files` removes what is left.
     """
@@ -208,9 +207,8 @@ def check_writable(flag: str, path: str | Path) -> None:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """Checks, before any work, that `path` is a folder, or that one can be made there. A bucket
-    says so itself when it is asked. Raises UserError where it is empty, a file, or the file system
-    refuses it.
+    """Checks, before any work, that `path` is a folder, or that one can be made there; a bucket
+    says so when it is asked. Raises UserError where it is empty, a file, or refused.
     """
     if is_remote(path) or os.path.isdir(path):  # noqa: PTH112 (a name that is too long is none)
         return

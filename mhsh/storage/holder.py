@@ -148,9 +148,7 @@ def bucket_lock(path: str, holder: Mapping[str, Any], waiting: Callable[[], None
     released = threading.Event()
 
     def refresh() -> None:
-        """Where the bucket does not answer, the next refresh sees whether another process has taken
-        the lock.
-        """
+        """Ends this process if another has taken the lock; without an answer the next one sees."""
         try:
             with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
                 lock.write(content)

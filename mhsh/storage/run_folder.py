@@ -1,5 +1,4 @@
-"""The folder of a run: config.json, run.json, metrics.jsonl, vocabulary, tensorboard/ and
-checkpoints/.
+"""The folder of a run: config.json, run.json, metrics.jsonl, vocabulary, checkpoints and events.
 
 Nothing here imports jax: reports read run folders on machines without it.
 """
@@ -65,6 +64,10 @@ class RunFolder:
         checked(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
+        self.is_remote = is_remote(path)  # in a bucket
+        self.checkpoints_path = self.path / "checkpoints"  # Orbax's, with a folder for each saved step
+        self.damaged_path = self.path / "damaged_checkpoints"  # set aside: STEP, or STEP.NUMBER from the second time on
+        self.tensorboard_path = self.path / "tensorboard"  # of the event files
         self._rows, self._record = RowsFile(self.path / METRICS_FILE), GuardedObject(str(self.path / RUN_FILE))
 
     @classmethod
@@ -118,34 +121,13 @@ class RunFolder:
         """Keeps other processes from the run; see `mhsh.storage.holder`."""
         return held(self.path, watch)
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether the folder is in a bucket."""
-        return is_remote(self.path)
-
-    @property
-    def checkpoints_path(self) -> epath.Path:
-        """Orbax's folder, with one subfolder for each saved step."""
-        return self.path / "checkpoints"
-
-    @property
-    def damaged_path(self) -> epath.Path:
-        """The checkpoints that were set aside: STEP, or STEP.NUMBER from the second time on."""
-        return self.path / "damaged_checkpoints"
-
-    @property
-    def tensorboard_path(self) -> epath.Path:
-        """The folder of the TensorBoard event files."""
-        return self.path / "tensorboard"
-
     def begun_config(self) -> Config:
         """The config that the run began with: config.json. Raises UserError as `read_config`."""
         return from_record(self._read_json(CONFIG_FILE), str(self.path / CONFIG_FILE))
 
     def read_config(self, changes: Sequence[tuple[str, Any]] = ()) -> Config:
         """The config of the run as it went on last, with `changes` of `free_fields`, by path.
-        Raises UserError where it is missing, unreadable or invalid, or a change is of another field
-        or not allowed.
+        Raises UserError where it is missing, unreadable or invalid, or a change is not allowed.
         """
         config = self.config_at(None)
         changed = from_dict(override(to_dict(config), changes, "--config."))
