@@ -149,9 +149,7 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
         elif data.vocab_path:
             tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
         else:
-            raise UserError(
-                f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or name one with --config.data.vocab_path"
-            )
+            raise UserError(f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or set --config.data.vocab_path")
     if tokenizer.vocab_size > imported.model.vocab_size:
         raise UserError(
             f"the vocabulary has {tokenizer.vocab_size} tokens, the checkpoint's token table {imported.model.vocab_size}; give the "

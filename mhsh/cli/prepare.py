@@ -27,13 +27,7 @@ EXAMPLES = (
 )
 
 
-def run(
-    *,
-    config: ConfigFlag,
-    out: OutFolderFlag,
-    workers: Count | None = None,
-    per_shard: Count | None = None,
-) -> int:
+def run(*, config: ConfigFlag, out: OutFolderFlag, workers: Count | None = None, per_shard: Count | None = None) -> int:
     """Turns sentence pairs or documents into packed rows on disk, for data.source=arrayrecord:DIR.
 
     The same command resumes after an interruption, and verifies finished rows.

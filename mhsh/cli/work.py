@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("mhsh work runs/heads", "mhsh work gs://BUCKET/heads --distributed")
 
 
-def run(
-    sweep: Annotated[str, Parameter(name="SWEEP")],
-    /,
-    *,
-    together: Count = 1,
-    processes: Processes = ALONE,
-) -> int:
+def run(sweep: Annotated[str, Parameter(name="SWEEP")], /, *, together: Count = 1, processes: Processes = ALONE) -> int:
     """Trains the cells of a sweep that no other worker trains, until all have ended.
 
     Start as many as you like, anywhere: each takes a cell, trains it, and takes the next one. A

@@ -208,9 +208,7 @@ def load_wordpiece(path: epath.PathLike, lowercase: bool) -> WordPieceTokenizer:
         if not token:
             raise UserError(f"{path} line {line} is empty; a vocab.txt has a token in every line")
         if token in seen:
-            raise UserError(
-                f"{path} has the token {token!r} twice, in lines {seen[token]} and {line}; every token needs its own id"
-            )
+            raise UserError(f"{path} has the token {token!r} twice, in lines {seen[token]} and {line}; each needs its own id")
         seen[token] = line
     missing = [token for token in SPECIALS if token not in seen]
     if missing:

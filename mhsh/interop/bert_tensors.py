@@ -97,9 +97,7 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
         plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name.removeprefix(BODY_PREFIX))
         plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
         if plain in canonical:
-            raise UserError(
-                f"the checkpoint holds {canonical[plain]} and {name}, two tensors for one parameter; remove one of them"
-            )
+            raise UserError(f"the checkpoint holds {canonical[plain]} and {name}, two tensors for one parameter; remove one")
         if plain not in _BUFFERS:
             canonical[plain] = name
     return canonical

@@ -102,9 +102,7 @@ def _heads_of_checkpoint(config: BertConfig, tensors: Tensors, base: ModelConfig
     if num_classes != base.num_classes:
         raise ValueError(f"it has {num_classes} labels, the --config has model.num_classes = {base.num_classes}")
     if config.problem_type not in (None, "regression" if num_classes == 1 else "single_label_classification"):
-        raise ValueError(
-            f"problem_type = {config.problem_type!r} with {num_classes} labels is not a choice of one class, nor one number"
-        )
+        raise ValueError(f"problem_type = {config.problem_type!r} with {num_classes} labels is neither one class nor one number")
     return {"objective": objective, "next_sentence": False, "num_classes": num_classes}
 
 

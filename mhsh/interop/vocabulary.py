@@ -131,9 +131,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """
     path, byte_tokenizer = folder / TOKENIZER_FILE, ByteTokenizer()
     if not exists(path):
-        raise UserError(
-            f"{path} does not exist; without it the weights mean nothing: put the one that they were trained with there"
-        )
+        raise UserError(f"{path} does not exist; without it the weights mean nothing: put the one they were trained with there")
     parts, own = read_object(path), json.loads(byte_tokenizer.as_library().to_str())
     if all(parts.get(part) == own[part] for part in ("model", "normalizer", "pre_tokenizer")):
         return byte_tokenizer

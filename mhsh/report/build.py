@@ -11,19 +11,7 @@ import numpy as np
 from mhsh.config.fields import flatten
 from mhsh.config.shapes import shape_name
 from mhsh.report.curves import describe_metrics, drawn_curve, most_points
-from mhsh.report.report import (
-    GROUPS,
-    RUNS,
-    CurveGroup,
-    CurveRun,
-    Curves,
-    DrawnCurve,
-    Point,
-    Points,
-    Reference,
-    Report,
-    Series,
-)
+from mhsh.report.report import GROUPS, RUNS, CurveGroup, CurveRun, Curves, DrawnCurve, Point, Points, Reference, Report, Series
 from mhsh.report.sentences import change_words, pooled_words, sentences, title
 from mhsh.report.tables import (
     ReportSection,

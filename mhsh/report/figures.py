@@ -13,14 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from mhsh.report.curves import Line, difference_lines, group_lines
-from mhsh.report.figure_files import (
-    COLUMN,
-    PAGE,
-    CurveStyle,
-    add_legend,
-    curve_style,
-    log_ticks,
-)
+from mhsh.report.figure_files import COLUMN, PAGE, CurveStyle, add_legend, curve_style, log_ticks
 from mhsh.report.report import Curves, Points
 from mhsh.text import count
 

@@ -12,15 +12,7 @@ from mhsh.text import format_interval, format_list, format_loss, format_names, f
 from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, Pooled
 from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, TOO_FEW, Estimate
 from mhsh.verdict.fairness import Fairness, other_unit
-from mhsh.verdict.findings import (
-    LEVEL,
-    OTHER_UNIT,
-    TOO_FEW_SEEDS,
-    UNTRAINED,
-    Change,
-    Comparison,
-    Finding,
-)
+from mhsh.verdict.findings import LEVEL, OTHER_UNIT, TOO_FEW_SEEDS, UNTRAINED, Change, Comparison, Finding
 from mhsh.verdict.groups import DIVERGED, STUCK, Choice, Group, Member
 
 MOST_WORDS = 25  # of a title

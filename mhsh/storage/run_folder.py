@@ -23,15 +23,7 @@ from mhsh.configs import override
 from mhsh.encoding import checked
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import GuardedObject, check_bucket, is_remote
-from mhsh.storage.files import (
-    MissingFile,
-    is_half_file,
-    make_durable,
-    make_folder,
-    read_object,
-    whole_file,
-    write_atomically,
-)
+from mhsh.storage.files import MissingFile, is_half_file, make_durable, make_folder, read_object, whole_file, write_atomically
 from mhsh.storage.holder import HOLDER_FILE, Watch, held
 from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in

@@ -14,17 +14,7 @@ from mhsh.storage.files import absolute
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.decision import HIGHER, LOWER, Decision, Pooled, decide, pool
-from mhsh.verdict.estimate import (
-    MIN_SEEDS,
-    Doubt,
-    Estimate,
-    Replicate,
-    difference,
-    judge,
-    known_estimate,
-    rank_sum,
-    spreads,
-)
+from mhsh.verdict.estimate import MIN_SEEDS, Doubt, Estimate, Replicate, difference, judge, known_estimate, rank_sum, spreads
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.fairness import Fairness, fairness, other_unit, unequal_sections
 from mhsh.verdict.groups import Group
