@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,9 +37,9 @@ class Parameter(NamedTuple):
         """Whether there is one in every layer."""
         return self.path.startswith(LAYERS)
 
-    def tensor_names(self, num_layers: int) -> list[str]:
-        """The tensor of every layer, or the only one."""
-        return [self.name.format(layer) for layer in range(num_layers if self.is_stacked else 1)]
+    def tensor_names(self, num_layers: int) -> Iterator[str]:
+        """The tensor of every layer, or the only one; lazily, as config.json may name any."""
+        return (self.name.format(layer) for layer in range(num_layers if self.is_stacked else 1))
 
     def to_tensor(self, values: np.ndarray) -> np.ndarray:
         """The parameter as the tensor."""
@@ -135,9 +135,8 @@ def read_params(model: ModelConfig, rows: Iterable[Parameter], tensors: Tensors)
 
     flat: dict[str, np.ndarray] = {}
     for row in rows:
-        names = row.tensor_names(model.num_layers)
-        values = np.empty((len(names), *row.shape), np.float32)
-        for number, name in enumerate(names):
+        values = np.empty((model.num_layers if row.is_stacked else 1, *row.shape), np.float32)
+        for number, name in enumerate(row.tensor_names(model.num_layers)):
             values[number] = row.from_tensor(tensors.read(name))
         flat[row.path] = values if row.is_stacked else values[0]
     return unflatten_dict(flat, sep="/")
