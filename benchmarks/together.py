@@ -33,6 +33,7 @@ from mhsh.models.build import build_model
 from mhsh.planning.compiled import parse_topology
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.plan import plan_run
 from mhsh.training.program import stacked
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import create_state
@@ -45,7 +46,7 @@ class Cells:
     """Some cells in one program; each has its own seed, rate and rows."""
 
     def __init__(self, config: Config, seeds: Sequence[int]) -> None:
-        mesh, model, optimizer = make_mesh(config), build_model(config.model), build_optimizer(config)
+        mesh, model, optimizer = make_mesh(plan_run(config).mesh_shape), build_model(config.model), build_optimizer(config)
         self._count, rates = len(seeds), [config.optimizer.learning_rate * 1.1**seed for seed in seeds]
         configs = [
             replace(config, train=replace(config.train, seed=seed), optimizer=replace(config.optimizer, learning_rate=rate))

@@ -20,7 +20,7 @@ from mhsh.models.build import build_model
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import plan_run
-from mhsh.training.state import abstract_state
+from mhsh.training.state import with_shardings
 from mhsh.training.step import compile_train_step
 
 
@@ -34,10 +34,10 @@ def compile_step(configs: Mapping[str, Config], rounds: int, note: Note) -> Benc
 
 def candidate(name: str, config: Config) -> Candidate:
     """Compiling the step of the config called `name`."""
-    config = plan_run(config).config
-    mesh = make_mesh(config)
+    plan = plan_run(config)
+    config, mesh = plan.config, make_mesh(plan.mesh_shape)
     model, optimizer = build_model(config.model), build_optimizer(config)
-    state = abstract_state(config, optimizer, mesh)
+    state = with_shardings(plan.boxed, mesh, config.model)
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):

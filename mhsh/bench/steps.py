@@ -22,7 +22,7 @@ from mhsh.models.build import Model, build_model, forward
 from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.types import Batch, Outputs
 from mhsh.text import whole_numbers
-from mhsh.training.mesh import make_mesh
+from mhsh.training.mesh import first_device, make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import plan_run
 from mhsh.training.sharding import ROWS, put_batch
@@ -88,8 +88,8 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
 def training(name: str, config: Config, note: Note) -> Candidate:
     """The step of `mhsh train` on one synthetic batch, on the config's mesh, over and over."""
     note(f"compiling {name}")
-    config = plan_run(_without_profiling(config)).config
-    mesh = make_mesh(config)
+    plan = plan_run(_without_profiling(config))
+    config, mesh = plan.config, make_mesh(plan.mesh_shape)
     model, optimizer = build_model(config.model), build_optimizer(config)
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
     state = create_state(config, model, optimizer, mesh, batch)
@@ -151,7 +151,7 @@ class Inference:
 def built(config: Config) -> tuple[Model, Mesh, Any]:
     """The model, a mesh of the first device, and fresh parameters on it in compute_dtype."""
     one = setting_config(_without_profiling(config), 1, 1)
-    mesh, model = make_mesh(one, jax.devices()[:1]), build_model(config.model)
+    mesh, model = first_device(), build_model(config.model)
     optimizer = build_optimizer(config)
     params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
     dtype = jnp.dtype(config.model.compute_dtype)

@@ -19,9 +19,9 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     """
     import jax
 
+    from mhsh.training.activations import with_policy
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus, note_other_file
-    from mhsh.training.memory import with_policy
     from mhsh.training.mesh import make_mesh
     from mhsh.training.plan import plan_run
     from mhsh.training.sharding import FSDP_AXIS
@@ -31,10 +31,10 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     config = run_folder.read_config(given.changes)
     note_other_file(run_folder, config, UPDATE_RULES)  # which may decide about the mesh
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
-    mesh = make_mesh(config)
-    # Nothing is saved for a backward pass. Where the weights are sharded, `auto` may have to gather
-    # them group by group.
-    config = plan_run(config).config if mesh.shape[FSDP_AXIS] > 1 else with_policy(config, "none")
+    plan = plan_run(with_policy(config, "none"))  # nothing is saved for a backward pass
+    if plan.mesh_shape[FSDP_AXIS] > 1:  # `auto` may have to gather the weights group by group
+        plan = plan_run(config)
+    config, mesh = plan.config, make_mesh(plan.mesh_shape)
     model, params = load_for_inference(run_folder, config, step, 1, mesh)
     corpus = load_recorded_corpus(run_folder, config)
     corpus.check_batch(config.train.batch_size)

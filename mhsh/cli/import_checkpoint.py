@@ -18,7 +18,7 @@ from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
 from mhsh.config.entries import named_entries, with_flags
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, MeshConfig, TranslationDataConfig, to_dict
+from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, TranslationDataConfig, to_dict
 from mhsh.config.shapes import shape_in_words
 from mhsh.configs import override
 from mhsh.data.glue import find_task
@@ -170,14 +170,12 @@ def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
 
     from mhsh.models.build import build_model
     from mhsh.training.checkpoints.checkpoint import Checkpoints
-    from mhsh.training.mesh import make_mesh
+    from mhsh.training.mesh import first_device
     from mhsh.training.optimizer import build_optimizer
     from mhsh.training.state import create_state
 
-    single = replace(config, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
-    mesh = make_mesh(single, jax.devices()[:1])
     model, optimizer = build_model(config.model), build_optimizer(config)
-    created = create_state(single, model, optimizer, mesh, {})  # not Admin: no batch is looked at
+    created = create_state(config, model, optimizer, first_device(), {})  # not Admin: no batch is looked at
     theirs = {name: created.params[name] for name in imported.params}  # whole parts of the model
     taken = jax.tree.map(lambda new, old: jax.device_put(np.asarray(new), old.sharding), imported.params, theirs)
     state = created._replace(params=created.params | taken)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
-from msgspec.structs import replace
 
 from mhsh.cli.parser import NOTHING_GIVEN, Count, GivenFlag, StepFlag
 from mhsh.config.entries import variant, variants
 from mhsh.config.recorded import to_record
-from mhsh.config.schema import Config, MeshConfig
+from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
@@ -155,19 +154,16 @@ def _of_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, r
 
 def _fresh(config: Config, rows: int) -> ProbedModel:
     """The model as training starts it, but that Admin's omega is profiled on the probe's batch."""
-    import jax
     import optax
 
     from mhsh.data.load import load_corpus
     from mhsh.models.build import build_model
-    from mhsh.training.mesh import make_mesh
+    from mhsh.training.mesh import first_device
     from mhsh.training.state import create_state
 
     corpus = load_corpus(config, None)
     batch = _batch(corpus, rows)
-    train = replace(config.train, batch_size=rows, accumulation_steps=1)
-    single = replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))
-    state = create_state(single, build_model(config.model), optax.identity(), make_mesh(single, jax.devices()[:1]), batch)
+    state = create_state(config, build_model(config.model), optax.identity(), first_device(), batch)
     return ProbedModel(f"{shape_name(config.model)} {config.model.residual}, fresh", None, config, state.params, batch, corpus)
 
 

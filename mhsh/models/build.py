@@ -62,13 +62,17 @@ def left_to_xla(config: ModelConfig) -> str:
     return f"model.kernels = fused: XLA computes {'; '.join(left)}" if left else ""
 
 
-@functools.cache  # tracing takes a third of a second
 def boxed_parameters(config: ModelConfig) -> Any:
     """The parameter tree as shapes and dtypes, boxed with their logical axis names. Allocates
     nothing.
     """
+    return _boxed_parameters(replace(by_xla(config), remat_policy="none"))  # which change no parameter
+
+
+@functools.cache  # tracing takes a third of a second
+def _boxed_parameters(config: ModelConfig) -> Any:
     batch = {key: jax.ShapeDtypeStruct((1, 1), "int32") for key in _INPUTS}
-    model = build_model(by_xla(config))  # the same everywhere
+    model = build_model(config)
     return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch, None), batch)["params"]
 
 

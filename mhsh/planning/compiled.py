@@ -32,7 +32,7 @@ from mhsh.planning.roofline import CHIPS, Chip, product_flops
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import Devices, plan_run
-from mhsh.training.state import abstract_state
+from mhsh.training.state import with_shardings
 from mhsh.training.step import compile_train_step
 
 # The packages that bring a platform's compiler, and the extra of ours that has it. One is enough.
@@ -193,8 +193,8 @@ def compile_report(
     """
     devices = _devices_of(topology)
     hbm_bytes = hbm_bytes or topology.hbm_bytes
-    config = plan_run(config, Devices(len(devices), topology.num_slices, topology.platform, hbm_bytes), runs).config
-    mesh = make_mesh(config, devices)
+    config, boxed, shape, *_ = plan_run(config, Devices(len(devices), topology.num_slices, topology.platform, hbm_bytes), runs)
+    mesh = make_mesh(shape, devices)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -209,7 +209,7 @@ def compile_report(
     }
     begin, optimizer = time.monotonic(), build_optimizer(config)
     try:
-        state = abstract_state(config, optimizer, mesh)
+        state = with_shardings(boxed, mesh, config.model)
         compiled = compile_train_step(config, build_model(config.model), optimizer, mesh, state, runs)
     except jax.errors.JaxRuntimeError as error:
         too_large = overflow(str(error))

@@ -16,14 +16,15 @@ from flax import linen as nn
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from msgspec.structs import replace
 
-from mhsh.config.schema import Config, MeshConfig
+from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.memory import footprint, saved_activations, update_bytes, with_policy
-from mhsh.training.mesh import make_mesh
+from mhsh.training.activations import saved_activations, with_policy
+from mhsh.training.memory import footprint, update_bytes
+from mhsh.training.mesh import first_device
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.plan import Devices, plan_run
+from mhsh.training.plan import Devices, RunPlan, plan_run
 from mhsh.training.sharding import axis_rules, shapes_of
 from mhsh.training.state import abstract_state, example_batch
 from mhsh.training.step import run_inputs, train_step
@@ -163,15 +164,15 @@ def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
     """
     num_devices = num_chips * chip.of_chip
     plan = plan_run(config, Devices(num_devices, math.ceil(num_devices / chip.domain), chip.platform, chip.hbm_bytes))
-    shape = plan.mesh_shape
+    config, shape = plan.config, plan.mesh_shape
     if shape["tensor"] > 1:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
-    config, *_, choice, refusal = plan.counted()
-    assert choice is not None
+    plan = plan.counted()
+    assert plan.remat is not None
     slow, fast = PRODUCT_EFFICIENCY[chip.platform]
     at_peak = product_flops(config, shape) / chip.peak_flops
     products = Range(at_peak / fast, at_peak / slow)
-    memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(config, shape, PASSES[chip.platform])))
+    memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(plan, PASSES[chip.platform])))
     sent = network_seconds(config, shape, chip)
     network = Range(sent, sent * SLOWEST_NETWORK[chip.platform])
     launches = launch_seconds(config, chip)
@@ -183,9 +184,9 @@ def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
     hours = [seconds * config.train.num_steps / 3600 for seconds in step]
     return StepTime(
         rows=config.train.batch_size // num_devices,
-        remat_policy=choice.policy,
-        needed_bytes=choice.needed_bytes,
-        fits=refusal is None,
+        remat_policy=plan.remat.policy,
+        needed_bytes=plan.remat.needed_bytes,
+        fits=plan.refusal is None,
         products_seconds=products,
         memory_seconds=memory,
         network_seconds=network,
@@ -199,7 +200,7 @@ def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
 
 @functools.cache
 def _product_flops(config: Config) -> int:
-    mesh, optimizer = make_mesh(config, jax.devices()[:1]), build_optimizer(config)
+    mesh, optimizer = first_device(), build_optimizer(config)
     step = functools.partial(train_step, config=config, model=build_model(config.model), optimizer=optimizer)
     state, batch = abstract_state(config, optimizer, mesh), example_batch(config, config.train.batch_size)
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
@@ -214,7 +215,7 @@ def product_flops(config: Config, shape: Mapping[str, int]) -> float:
     `tensor` axis is taken to divide all of them, though a single head is computed on every device.
     """
     train = replace(config.train, batch_size=config.train.batch_size // (shape["data"] * shape["fsdp"]))
-    return _product_flops(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1))) / shape["tensor"]
+    return _product_flops(replace(config, train=train)) / shape["tensor"]
 
 
 def _flops_of(jaxpr: Jaxpr) -> int:
@@ -229,18 +230,19 @@ def _flops_of(jaxpr: Jaxpr) -> int:
     return flops
 
 
-def memory_bytes(config: Config, shape: dict[str, int], most_passes: float) -> Range:
+def memory_bytes(plan: RunPlan, most_passes: float) -> Range:
     """Bytes that one device moves to and from its memory in a step, at least and at most.
 
     At least: the update reads and writes parameters and moments and reads gradients; forward pass,
     recomputation and backward pass read the weights; what is saved is written and read. At most:
     every array that a plain backward pass reads goes through memory `most_passes` times more.
     """
-    needed = footprint(config, shape)
+    config, boxed, shape = plan.config, plan.boxed, plan.mesh_shape
+    needed = footprint(config, boxed, shape)
     rows = config.train.batch_size // config.train.accumulation_steps // (shape["data"] * shape["fsdp"])
     weights = parameter_counts(config.model)["total"] * jnp.dtype(config.model.compute_dtype).itemsize
     passes = config.train.accumulation_steps * (3 * weights + 2 * needed.activations)
-    update = update_bytes(config, shape)
+    update = update_bytes(config.model, boxed, shape)
     plain = config.train.accumulation_steps * saved_activations(with_policy(config, "none"), rows)
     return Range(update + passes, update + passes + most_passes * plain)
 

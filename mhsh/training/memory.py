@@ -13,20 +13,17 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from msgspec.structs import replace
 
-from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
-from mhsh.models.build import boxed_parameters, build_model, forward
+from mhsh.config.schema import Config, ModelConfig
 from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
-from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.transformer import BY_GROUPS, layer_groups
-from mhsh.models.types import SUBLAYERS, encoder_stack
-from mhsh.training.optimizer import build_optimizer
+from mhsh.models.transformer import layer_groups
+from mhsh.models.types import SUBLAYERS
+from mhsh.training.activations import array_bytes, recomputed_activations, saved_activations, with_policy
 from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, partition_specs
 from mhsh.training.shards import cast_kernels
-from mhsh.training.state import TrainState, boxed_state, example_batch
+from mhsh.training.state import TrainState
 
 # From the fastest to the one that needs least memory, by platform. Elementwise operations are
 # recomputed faster than their results are loaded: measured on a CPU, by the compiler's count on
@@ -41,9 +38,6 @@ CANDIDATES = {
 # The share of a device's memory that a footprint may take. The rest is for scratch memory, the
 # program and alignment.
 USABLE_SHARE = 0.8
-
-# What is traced on it is what a GPU computes: CPUs choose no policy by memory.
-_A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="", num_cores=None, platform="gpu"))
 
 
 class Footprint(NamedTuple):
@@ -71,50 +65,52 @@ class Footprint(NamedTuple):
         return ", ".join(f"{name} {size / 2**30:,.1f}" for name, size in parts.items() if size)
 
 
-def footprint(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
-    """The footprint on a mesh of that shape (devices by axis). Activations are not divided by the
-    `tensor` axis.
+def footprint(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int]) -> Footprint:
+    """The footprint of a state that is boxed with its logical axis names, on a mesh of that shape
+    (devices by axis). Activations are not divided by the `tensor` axis.
     """
     rows = config.train.batch_size // config.train.accumulation_steps // math.prod(mesh_shape[axis] for axis in BATCH_AXES)
     saved, recomputed = saved_activations(config, rows), recomputed_activations(config, rows)
-    return state_footprint(config, mesh_shape)._replace(activations=saved, recomputed=recomputed)
+    return state_footprint(config.model, boxed, mesh_shape)._replace(activations=saved, recomputed=recomputed)
 
 
-def state_footprint(config: Config, mesh_shape: Mapping[str, int]) -> Footprint:
+def state_footprint(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[str, int]) -> Footprint:
     """The footprint without activations."""
-    boxed, specs, (parameters, moments) = _state_bytes(config, mesh_shape)
+    specs = partition_specs(boxed, mesh_shape, model)
+    parameters = _sharded_bytes(boxed.params, specs.params, mesh_shape)
+    moments = _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
     gathered, gradients = 0, parameters
     if mesh_shape[FSDP_AXIS] > 1:
-        used = jax.eval_shape(functools.partial(cast_kernels, config.model), nn.unbox(boxed.params))
+        used = jax.eval_shape(functools.partial(cast_kernels, model), nn.unbox(boxed.params))
         in_full = functools.partial(_sharded_bytes, mesh_shape={**mesh_shape, FSDP_AXIS: 1})
         gathered = gradients = in_full(used, specs.params)
-        if config.model.remat_policy == "gathered_groups":
+        if model.remat_policy == "gathered_groups":
             stacks = {name: in_full(used[name]["layers"], specs.params[name]["layers"]) for name in SUBLAYERS if name in used}
-            depths = {"encoder": config.model.num_layers, "decoder": config.model.num_decoder_layers}
-            group = max(size // layer_groups(config.model, depths[name])[0] for name, size in stacks.items())
+            depths = {"encoder": model.num_layers, "decoder": model.num_decoder_layers}
+            group = max(size // layer_groups(model, depths[name])[0] for name, size in stacks.items())
             gathered += 2 * group - sum(stacks.values())  # of one group the next is gathered meanwhile
             gradients = parameters + group
     return Footprint(parameters, gathered, gradients, moments, 0, 0)
 
 
-def update_bytes(config: Config, mesh_shape: Mapping[str, int]) -> int:
+def update_bytes(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[str, int]) -> int:
     """Bytes that the update of a step moves on one device: it reads and writes parameters and
     moments, and reads gradients.
     """
-    _, _, (parameters, moments) = _state_bytes(config, mesh_shape)
-    return 2 * (parameters + moments) + parameters
+    state = state_footprint(model, boxed, mesh_shape)
+    return 2 * (state.parameters + state.optimizer) + state.parameters
 
 
-def does_not_fit(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
+def does_not_fit(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
     """The parts of the memory of a config that needs too much, and the first change with which it
     fits the same devices.
     """
-    needed, count = footprint(config, mesh_shape), parameter_counts(config.model)["total"]
+    needed, count = footprint(config, boxed, mesh_shape), parameter_counts(config.model)["total"]
     sizes = f"{needed.total / 2**30:,.1f} GiB of the {device_bytes / 2**30:,.1f} GiB of a device ({needed})"
-    return f"out of memory: {count:,} parameters need {sizes}; {_leaner(config, mesh_shape, device_bytes, platform)}"
+    return f"out of memory: {count:,} parameters need {sizes}; {_leaner(config, boxed, mesh_shape, device_bytes, platform)}"
 
 
-def _leaner(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
+def _leaner(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
     devices = mesh_shape[DATA_AXIS] * mesh_shape[FSDP_AXIS]
     sharded = {**mesh_shape, DATA_AXIS: 1, FSDP_AXIS: devices}
     shapes = [mesh_shape] if any(indivisible(config.model, config.train, sharded)) else [mesh_shape, sharded]
@@ -122,7 +118,7 @@ def _leaner(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, pl
     for steps, shape in itertools.product((config.train.accumulation_steps, most), shapes):
         for policy in candidates(platform, shape)[-2:]:
             cut = replace(with_policy(config, policy), train=replace(config.train, accumulation_steps=steps))
-            if footprint(cut, shape).total <= device_bytes:
+            if footprint(cut, boxed, shape).total <= device_bytes:
                 changes = {
                     "model.remat_policy": (config.model.remat_policy, policy),
                     "mesh.fsdp": (mesh_shape[FSDP_AXIS], shape[FSDP_AXIS]),
@@ -151,13 +147,13 @@ def candidates(platform: str, mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
     return CANDIDATES[platform] + (("gathered_groups",) if mesh_shape[FSDP_AXIS] > 1 else ())
 
 
-def choose_remat(config: Config, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> RematChoice:
+def choose_remat(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> RematChoice:
     """The policy that the config names; for `auto` the first of the candidates whose footprint
     fits. If none does it is the last, which may still fit.
     """
     own = config.model.remat_policy
     for policy in candidates(platform, mesh_shape) if own == "auto" else (own,):
-        choice = RematChoice(policy, footprint(with_policy(config, policy), mesh_shape).total, device_bytes)
+        choice = RematChoice(policy, footprint(with_policy(config, policy), boxed, mesh_shape).total, device_bytes)
         if choice.needed_bytes <= USABLE_SHARE * device_bytes:
             break
     return choice
@@ -171,87 +167,6 @@ def device_bytes(device: Any) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
 
 
-def with_policy(config: Config, policy: str, **fields: Any) -> Config:
-    """The config with this remat policy, and with other `fields` of the model."""
-    return replace(config, model=replace(config.model, remat_policy=policy, **fields))
-
-
-def saved_activations(config: Config, rows: int) -> int:
-    """Bytes saved for the backward pass of `rows` rows, without parameters and inputs.
-
-    These are the residuals of `jax.vjp`; XLA may fuse some of them away.
-    """
-    train = TrainConfig(label_smoothing=config.train.label_smoothing)
-    data = replace(config.data, source="", vocab_path="", seed=0)
-    return _saved_activations(Config(config.model, data, OptimizerConfig(), train, MeshConfig()), rows)
-
-
-@functools.cache  # tracing takes a second; most configs differ in what does not matter here
-def _saved_activations(config: Config, rows: int) -> int:
-    model = build_model(config.model)
-    params = nn.unbox(boxed_parameters(replace(config.model, remat_policy="none")))
-    # With `groups`, layer parameters are read in another shape; that is not a copy.
-    stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
-    views = {
-        (*layer_groups(config.model, leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy in BY_GROUPS
-    }
-    saved = 0
-
-    def trace(params: Any, batch: Any, key: jax.Array) -> None:
-        nonlocal saved
-
-        def loss(params: Any) -> jax.Array:
-            sums = compute_metrics(forward(model, params, batch, key), batch, config.train.label_smoothing)
-            return total_loss(sums, loss_weights(batch))
-
-        _, backward = jax.vjp(loss, params)
-        known = {id(leaf) for leaf in jax.tree.leaves((params, batch))}
-        residuals = {id(leaf): leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in known and leaf.shape not in views}
-        saved = sum(_bytes(leaf) for leaf in residuals.values())
-
-    with use_abstract_mesh(_A_GPU):
-        jax.eval_shape(trace, params, example_batch(config, rows), jax.eval_shape(lambda: jax.random.key(0)))
-    return saved
-
-
-def recomputed_activations(config: Config, rows: int) -> int:
-    """Bytes that the backward pass of `rows` rows recomputes at once: one layer, and with `groups`
-    the streams within a group of the deepest stack.
-    """
-    model = config.model
-    if model.remat_policy in ("auto", "none"):
-        return 0
-
-    def saved_of(count: int) -> int:
-        layers = {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0, "loops": 1}
-        return saved_activations(with_policy(config, "none", **layers), rows)
-
-    layer = saved_of(2) - saved_of(1)
-    if model.remat_policy not in BY_GROUPS:
-        return layer
-    return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * _stream_bytes(config, rows)
-
-
-def _stream_bytes(config: Config, rows: int) -> int:
-    """The bytes that one layer hands to the next."""
-    model, length = config.model, config.data.sequence_length
-    x = jax.ShapeDtypeStruct((rows, length, model.embed_dim), model.residual_dtype)
-    start = functools.partial(build_model(model).residual.start, model, encoder_stack(model))
-    return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(start, x, jax.ShapeDtypeStruct((rows, length), bool)))))
-
-
-def _state_bytes(config: Config, mesh_shape: Mapping[str, int]) -> tuple[TrainState, TrainState, tuple[int, int]]:
-    """The boxed state, its PartitionSpecs, and the bytes of parameters and moments on a device."""
-    boxed = boxed_state(with_policy(config, "none"), build_optimizer(config))  # in it no policy matters
-    specs = partition_specs(boxed, mesh_shape, config.model)
-    sizes = _sharded_bytes(boxed.params, specs.params, mesh_shape), _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
-    return boxed, specs, sizes
-
-
 def _sharded_bytes(tree: Any, specs: Any, mesh_shape: Mapping[str, int]) -> int:
     shards = jax.tree.map(lambda spec: math.prod(mesh_shape[axis] for axis in jax.tree.leaves(tuple(spec))), specs)
-    return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: _bytes(leaf) // count, nn.unbox(tree), shards)))
-
-
-def _bytes(leaf: Any) -> int:
-    return math.prod(leaf.shape) * leaf.dtype.itemsize
+    return sum(jax.tree.leaves(jax.tree.map(lambda leaf, count: array_bytes(leaf) // count, nn.unbox(tree), shards)))

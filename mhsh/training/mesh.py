@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +13,10 @@ from jax.sharding import AxisType, Mesh
 from mhsh.config.entries import UPDATE_RULES
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
-from mhsh.models.build import boxed_parameters
 from mhsh.models.devices import BATCH_AXES
 from mhsh.training.memory import update_bytes
 from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, MESH_AXES, check_divisibility, indivisible, matrices
+from mhsh.training.state import TrainState
 
 # What a collective costs besides what it sends, as the bytes that memory moves meanwhile: 10 us of
 # an H100, 40 us of a v5e. Assumed.
@@ -36,19 +35,40 @@ class MeshChoice(NamedTuple):
         return f"mesh.{self.axis} takes the devices: {self.reason}"
 
 
-@functools.cache
-def choose_mesh(config: Config, num_devices: int, num_slices: int = 1) -> MeshChoice | None:
-    """The axis that takes the devices (None: the config says, or there is one device).
+def mesh_shape(
+    config: Config, boxed: TrainState, num_devices: int, num_slices: int = 1
+) -> tuple[dict[str, int], MeshChoice | None]:
+    """The number of devices on each mesh axis, with -1 resolved, and the choice between `data` and
+    `fsdp` (None: the config says, or there is one device) for a state that is boxed with its
+    logical axis names. Raises UserError where the axes do not multiply to the number of devices, or
+    the model or the batch does not divide over them.
+    """
+    shape, choice = to_dict(config.mesh), None
+    if shape[DATA_AXIS] == shape[FSDP_AXIS] == -1:
+        if (count := num_devices // config.mesh.tensor) > 1:
+            choice = _choose(config, boxed, count, num_slices)
+        shape[DATA_AXIS if choice and choice.axis == FSDP_AXIS else FSDP_AXIS] = 1
+    fixed = math.prod(size for size in shape.values() if size != -1)
+    if -1 in shape.values() and num_devices % fixed == 0:
+        shape = {axis: num_devices // fixed if size == -1 else size for axis, size in shape.items()}
+    if -1 in shape.values() or math.prod(shape.values()) != num_devices:
+        raise UserError(
+            f"mesh.data x mesh.fsdp x mesh.tensor = {' x '.join(map(str, to_dict(config.mesh).values()))} does not make the "
+            f"{num_devices} devices here; set one axis to -1 to take what is left"
+        )
+    check_divisibility(config.model, config.train, shape)
+    return shape, choice
+
+
+def _choose(config: Config, boxed: TrainState, count: int, num_slices: int) -> MeshChoice:
+    """The axis that takes `count` devices.
 
     `data` and `fsdp` send the same bytes. With `fsdp` a device updates only its share of the
     matrices, but each of them has collectives of its own.
     """
-    mesh, count = config.mesh, num_devices // config.mesh.tensor
-    if (mesh.data, mesh.fsdp) != (-1, -1) or count < 2:
-        return None
     if num_slices > 1:
         return MeshChoice(DATA_AXIS, f"there are {num_slices} slices")
-    if mesh.tensor > 1:  # scattering along another axis would undo its shards
+    if config.mesh.tensor > 1:  # scattering along another axis would undo its shards
         return MeshChoice(DATA_AXIS, "mesh.tensor shards the matrices")
     whole, sharded = ({DATA_AXIS: data, FSDP_AXIS: count // data, "tensor": 1} for data in (count, 1))
     problem = next(indivisible(config.model, config.train, sharded), None)
@@ -59,8 +79,8 @@ def choose_mesh(config: Config, num_devices: int, num_slices: int = 1) -> MeshCh
         return MeshChoice(
             DATA_AXIS, f"{config.optimizer.name}'s products are of whole matrices, and {count} devices do not divide the layers"
         )
-    before, after = (update_bytes(config, shape) for shape in (whole, sharded))
-    collectives = _COLLECTIVES_OF_A_MATRIX * sum(jax.tree.leaves(matrices(boxed_parameters(config.model))))
+    before, after = (update_bytes(config.model, boxed, shape) for shape in (whole, sharded))
+    collectives = _COLLECTIVES_OF_A_MATRIX * sum(jax.tree.leaves(matrices(boxed.params)))
     cost = collectives * START_BYTES
     return MeshChoice(
         FSDP_AXIS if before - after > cost else DATA_AXIS,
@@ -69,50 +89,32 @@ def choose_mesh(config: Config, num_devices: int, num_slices: int = 1) -> MeshCh
     )
 
 
-def mesh_shape(config: Config, num_devices: int, num_slices: int = 1) -> dict[str, int]:
-    """The number of devices on each mesh axis, with -1 resolved. Raises UserError where the axes do
-    not multiply to the number of devices.
-    """
-    shape = to_dict(config.mesh)
-    if shape[DATA_AXIS] == shape[FSDP_AXIS] == -1:
-        choice = choose_mesh(config, num_devices, num_slices)
-        shape[DATA_AXIS if choice and choice.axis == FSDP_AXIS else FSDP_AXIS] = 1
-    fixed = math.prod(size for size in shape.values() if size != -1)
-    if -1 in shape.values() and num_devices % fixed == 0:
-        shape = {axis: num_devices // fixed if size == -1 else size for axis, size in shape.items()}
-    if -1 in shape.values() or math.prod(shape.values()) != num_devices:
-        raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.tensor = {' x '.join(map(str, to_dict(config.mesh).values()))} does not make the "
-            f"{num_devices} devices here; set one axis to -1 to take what is left"
-        )
-    return shape
-
-
-def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices of all processes (or over `devices`), after checking that the model
-    and the batch can be divided over it.
+def make_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of that shape over all devices of all processes, or over `devices`.
 
     Several slices are placed along `data`, or along `fsdp` if `data` is not a multiple of their
     number: only these axes then communicate over the slow network between slices. Raises UserError
-    where the axes do not multiply to the number of devices, something is not divisible, or the
-    slices fit on neither axis.
+    where the slices fit on neither axis.
     """
     devices = jax.devices() if devices is None else devices
     num_slices = count_slices(devices)
-    shape = mesh_shape(config, len(devices), num_slices)
-    check_divisibility(config.model, config.train, shape)
     outer = [axis for axis in BATCH_AXES if shape[axis] % num_slices == 0][:1]
     if not outer:
         raise UserError(
             f"mesh.data = {shape['data']} and mesh.fsdp = {shape['fsdp']}: make one a multiple of the {num_slices} slices"
         )
     between = [num_slices if axis in outer else 1 for axis in MESH_AXES]
-    within = [size // across for size, across in zip(shape.values(), between, strict=True)]
+    within = [shape[axis] // across for axis, across in zip(MESH_AXES, between, strict=True)]
     if num_slices > 1:
         grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
     else:
         grid = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def first_device() -> Mesh:
+    """The mesh of the first device alone."""
+    return make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices()[:1])
 
 
 def count_slices(devices: Sequence[Any]) -> int:

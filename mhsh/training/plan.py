@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import jax
 
 from mhsh.config.schema import Config
-from mhsh.training.memory import RematChoice, choose_remat, device_bytes, does_not_fit, state_footprint, with_policy
-from mhsh.training.mesh import MeshChoice, choose_mesh, count_slices, mesh_shape
-from mhsh.training.sharding import check_divisibility
+from mhsh.training.activations import with_policy
+from mhsh.training.memory import RematChoice, choose_remat, device_bytes, does_not_fit, state_footprint
+from mhsh.training.mesh import MeshChoice, count_slices, mesh_shape
+from mhsh.training.optimizer import build_optimizer
+from mhsh.training.state import TrainState, boxed_state
 
 
 class Devices(NamedTuple):
@@ -31,6 +33,7 @@ class RunPlan(NamedTuple):
     """A config on devices."""
 
     config: Config  # with the remat policy that was chosen
+    boxed: TrainState  # shapes and dtypes, boxed with their logical axis names
     mesh_shape: dict[str, int]
     mesh_choice: MeshChoice | None  # None: the config leaves none
     devices: Devices
@@ -43,8 +46,9 @@ class RunPlan(NamedTuple):
         """
         if self.remat is not None:
             return self
-        choice = choose_remat(self.config, self.mesh_shape, self.devices.bytes or 0, self.devices.platform)
-        return self._replace(remat=choice, refusal=_refusal(self.config, self.mesh_shape, self.devices, choice.needed_bytes))
+        config, boxed, shape, devices = self.config, self.boxed, self.mesh_shape, self.devices
+        choice = choose_remat(config, boxed, shape, devices.bytes or 0, devices.platform)
+        return self._replace(remat=choice, refusal=_refusal(config, boxed, shape, devices, choice.needed_bytes))
 
 
 def plan_run(config: Config, devices: Devices | None = None, together: int = 1) -> RunPlan:
@@ -57,23 +61,23 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
     model or the batch does not divide.
     """
     devices = devices or Devices.of(jax.devices())
-    shape = mesh_shape(config, devices.count, devices.slices)
-    check_divisibility(config.model, config.train, shape)
+    boxed = boxed_state(config, build_optimizer(config))
+    shape, mesh_choice = mesh_shape(config, boxed, devices.count, devices.slices)
     if devices.bytes is not None:
         devices = devices._replace(bytes=devices.bytes // together)
-    choice = None
+    remat = None
     if config.model.remat_policy == "auto":
-        choice = choose_remat(config, shape, devices.bytes or 0, devices.platform)
-        config = with_policy(config, choice.policy)
-    needed = choice.needed_bytes if choice else state_footprint(config, shape).total
-    mesh, refusal = choose_mesh(config, devices.count, devices.slices), _refusal(config, shape, devices, needed)
+        remat = choose_remat(config, boxed, shape, devices.bytes or 0, devices.platform)
+        config = with_policy(config, remat.policy)
+    needed = remat.needed_bytes if remat else state_footprint(config.model, boxed, shape).total
+    refusal = _refusal(config, boxed, shape, devices, needed)
     if refusal and together > 1 and devices.bytes is not None:
         fit = max(1, devices.bytes * together // needed)
         refusal = f"{together} cells do not fit together, take --together={fit}; of each in its share: {refusal}"
-    return RunPlan(config, shape, mesh, devices, choice, refusal)
+    return RunPlan(config, boxed, shape, mesh_choice, devices, remat, refusal)
 
 
-def _refusal(config: Config, shape: Mapping[str, int], devices: Devices, needed: int) -> str | None:
+def _refusal(config: Config, boxed: TrainState, shape: Mapping[str, int], devices: Devices, needed: int) -> str | None:
     if devices.bytes is None or needed <= devices.bytes:
         return None
-    return does_not_fit(config, shape, devices.bytes, devices.platform)
+    return does_not_fit(config, boxed, shape, devices.bytes, devices.platform)

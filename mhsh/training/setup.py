@@ -34,7 +34,7 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import plan_run
 from mhsh.training.progress import Display
 from mhsh.training.sharding import process_rows, put_batch
-from mhsh.training.state import TrainState, abstract_state, create_state
+from mhsh.training.state import TrainState, create_state, with_shardings
 from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
 
@@ -60,15 +60,15 @@ class Run:
         if self.plan.refusal:
             raise UserError(self.plan.refusal)
         self.config = config = self.plan.config
-        self.mesh = mesh = make_mesh(config)
+        self.mesh = mesh = make_mesh(self.plan.mesh_shape)
         sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
         if sentences and jax.process_count() > 1:
             raise UserError(
                 f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it "
                 "to 0, and use mhsh eval afterwards"
             )
-        self.optimizer = optimizer = build_optimizer(config)
-        self.abstract = abstract = abstract_state(config, optimizer, mesh)  # shapes, dtypes and shardings of the state
+        self.optimizer = build_optimizer(config)
+        self.abstract = abstract = with_shardings(self.plan.boxed, mesh, config.model)  # shapes, dtypes and shardings of the state
 
         self.corpus = load_recorded_corpus(folder, config)
         self.corpus.check_batch(config.train.batch_size)

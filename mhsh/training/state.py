@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
-from mhsh.config.schema import Config, DataConfig, TranslationDataConfig
+from mhsh.config.schema import Config, DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.models.admin import is_profiled, profile_omega, set_omega
 from mhsh.models.build import Model, boxed_parameters
 from mhsh.models.types import Batch
@@ -63,8 +63,12 @@ def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> Trai
 
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of the state: a restore asks for them."""
-    boxed = boxed_state(config, optimizer)
-    shardings = named_shardings(boxed, mesh, config.model)
+    return with_shardings(boxed_state(config, optimizer), mesh, config.model)
+
+
+def with_shardings(boxed: TrainState, mesh: Mesh, model: ModelConfig) -> TrainState:
+    """A state's shapes, dtypes and shardings from those that are boxed with logical axis names."""
+    shardings = named_shardings(boxed, mesh, model)
     return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), nn.unbox(boxed), shardings)
 
 

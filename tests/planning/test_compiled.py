@@ -23,6 +23,7 @@ from mhsh.training.memory import footprint
 from mhsh.training.sharding import matrices
 from mhsh.training.state import example_batch
 from tests.conftest import ROOT
+from tests.training.states import boxed_of
 
 GIB = 2**30
 LOCAL = parse_topology("local:8")
@@ -76,7 +77,7 @@ def test_tensor_parallelism_sums_activations(config_of, reports):
 
 def test_memory_falls_where_the_state_is_divided(config_of, reports):
     for mesh, report in reports.items():
-        memory, told = report["memory"], footprint(config_of(mesh), report["mesh"])
+        memory, told = report["memory"], footprint(config_of(mesh), boxed_of(config_of(mesh)), report["mesh"])
         shards = report["mesh"]["data"] * report["mesh"]["fsdp"]
         batch = sum(array.nbytes for array in example_batch(config_of(mesh), 16).values()) / shards
         assert memory["arguments"] == pytest.approx(told.parameters + told.optimizer + batch, rel=0.01)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 
-import jax
 import pytest
 from msgspec.structs import replace
 
@@ -15,8 +14,9 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
 from mhsh.planning.hlo import parse_module
 from mhsh.planning.roofline import CHIPS, PASSES, launch_seconds, memory_bytes, network_seconds, product_flops, step_time
-from mhsh.training.mesh import make_mesh
+from mhsh.training.mesh import first_device
 from mhsh.training.optimizer import build_optimizer
+from mhsh.training.plan import Devices, RunPlan, plan_run
 from mhsh.training.state import abstract_state
 from mhsh.training.step import compile_train_step
 from tests.conftest import ROOT
@@ -29,6 +29,10 @@ def config_of(make_config):
     return functools.partial(make_config, "bert", "2l8h")
 
 
+def plan_of(config) -> RunPlan:
+    return plan_run(config, Devices(1, 1, "tpu", None))
+
+
 def test_every_chip_has_a_peak():
     assert {chip.device_kind for chip in CHIPS.values()} <= PEAK_FLOPS.keys()
 
@@ -38,7 +42,7 @@ def test_every_chip_has_a_peak():
 )
 def test_the_compiled_program_has_as_many_flops_as_the_traced_step(config_of, policy):
     config = config_of(**{"model.remat_policy": policy, "mesh.data": 1})
-    mesh, optimizer = make_mesh(config, jax.devices()[:1]), build_optimizer(config)
+    mesh, optimizer = first_device(), build_optimizer(config)
     step = compile_train_step(config, build_model(config.model), optimizer, mesh, abstract_state(config, optimizer, mesh))
     assert product_flops(config, ONE) == pytest.approx(products.product_flops(parse_module(step.as_text() or "")), rel=0.01)
 
@@ -57,10 +61,10 @@ def test_memory_by_hand(config_of):
     config = config_of(**{"model.remat_policy": "none", "train.batch_size": 8})
     parameters = parameter_counts(config.model)["total"]
     weights = 3 * parameters * {"float32": 4, "bfloat16": 2}[config.model.compute_dtype]
-    bounds = memory_bytes(config, ONE, PASSES["tpu"])
+    bounds = memory_bytes(plan_of(config), PASSES["tpu"])
     saved = (bounds.low - 28 * parameters - weights) / 2
     assert bounds.high - bounds.low == pytest.approx(4.5 * saved, rel=1e-3), "without remat, what is saved is what is read"
-    half = memory_bytes(replace(config, train=replace(config.train, batch_size=4)), ONE, PASSES["tpu"])
+    half = memory_bytes(plan_of(replace(config, train=replace(config.train, batch_size=4))), PASSES["tpu"])
     assert half.high - half.low == pytest.approx(2.25 * saved, rel=0.02), "activations grow with the rows, weights do not"
 
 
@@ -72,7 +76,7 @@ def test_counted_traffic_lies_between_the_bounds(make_config, step):
     counted = [line for line in lines if line["step"].startswith(f"bert:{step} one chip ")]
     fields = {"train.batch_size": 2048 // int(length), "train.accumulation_steps": 1, "data.sequence_length": int(length)}
     config = make_config("bert", shape, **fields, **{"model.remat_policy": counted[0]["remat_policy"], "mesh.data": 1})
-    bounds = memory_bytes(config, ONE, PASSES["tpu"])
+    bounds = memory_bytes(plan_of(config), PASSES["tpu"])
     assert len(counted) == 4
     for line in counted:
         assert bounds.low < line["moved_bytes"] < bounds.high

@@ -16,7 +16,7 @@ from mhsh.config.schema import Config
 from mhsh.models.build import build_model
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, put_batch
-from mhsh.training.state import TrainState, abstract_state, create_state
+from mhsh.training.state import TrainState, abstract_state, boxed_state, create_state
 from mhsh.training.step import compile_train_step, run_inputs
 from tests.training.batches import random_batch
 
@@ -38,6 +38,11 @@ def optimizer_of(config: Config, sgd: bool = False) -> optax.GradientTransformat
 @functools.cache
 def abstract_of(config: Config, shape: Shape = ONE, sgd: bool = False) -> TrainState:
     return abstract_state(config, optimizer_of(config, sgd), mesh_of(*shape))
+
+
+def boxed_of(config: Config) -> TrainState:
+    """The state's shapes, boxed with their logical axis names."""
+    return boxed_state(config, build_optimizer(config))
 
 
 def _starting_alike(config: Config) -> Config:

@@ -2,8 +2,10 @@
 
 from mhsh.config.schema import Config
 from mhsh.models.costs import parameter_counts
-from mhsh.training.memory import CANDIDATES, USABLE_SHARE, footprint, with_policy
+from mhsh.training.activations import with_policy
+from mhsh.training.memory import CANDIDATES, USABLE_SHARE, footprint
 from mhsh.training.plan import Devices, RunPlan, plan_run
+from tests.training.states import boxed_of
 
 ONE_DEVICE = {"data": 1, "fsdp": 1, "tensor": 1}
 
@@ -16,7 +18,7 @@ def test_what_cannot_fit_is_refused_with_what_needs_it_and_what_fits(make_config
         return plan_run(config, Devices(4, 1, "tpu", least))
 
     config = planned(2**40, data=4).config
-    least = footprint(with_policy(config, "gathered_groups"), ONE_DEVICE | {"fsdp": 4}).total
+    least = footprint(with_policy(config, "gathered_groups"), boxed_of(config), ONE_DEVICE | {"fsdp": 4}).total
     said, count = planned(least, data=4).refusal, parameter_counts(config.model)["total"]
     assert said is not None and said.startswith(f"out of memory: {count:,} parameters need ")
     assert all(part in said for part in ("(weights ", "gradients ", "moments ", "activations "))
@@ -27,7 +29,7 @@ def test_what_cannot_fit_is_refused_with_what_needs_it_and_what_fits(make_config
 
 def test_activations_of_a_named_policy_are_left_to_the_compiler(make_config):
     config: Config = make_config("bert", "2l8h", **{"model.remat_policy": "none"})
-    needed = footprint(config, ONE_DEVICE)
+    needed = footprint(config, boxed_of(config), ONE_DEVICE)
     least = needed.total - needed.activations
     assert plan_run(config, Devices(1, 1, "tpu", least)).refusal is None
     assert plan_run(config, Devices(1, 1, "tpu", least - 1)).refusal is not None

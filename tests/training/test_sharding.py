@@ -93,9 +93,8 @@ def test_fsdp_takes_the_first_axis_that_it_divides(make_config, fsdp, layers, qu
     assert tuple(None if axis == "tensor" else axis for axis in specs["embeddings"]["token"]) == token
 
 
-def test_a_batch_is_cut_by_rows(make_config):
-    config = make_config("bert", "2l8h", **{"mesh.data": 4, "mesh.fsdp": 2})
-    mesh = make_mesh(config)
+def test_a_batch_is_cut_by_rows():
+    mesh = make_mesh({"data": 4, "fsdp": 2, "tensor": 1})
     assert process_rows(mesh, 8) == slice(0, 8)
     rows = np.arange(8, dtype=np.int32)[:, None] * np.ones((1, 64), np.int32)
     batch = put_batch({"inputs": rows}, mesh)

@@ -21,7 +21,7 @@ from mhsh.models.losses import compute_metrics, loss_weights, total_loss
 from mhsh.training.checkpoints.verify import checksum
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import put_batch, shapes_of, shardings_of
+from mhsh.training.sharding import MESH_AXES, put_batch, shapes_of, shardings_of
 from mhsh.training.state import TrainState, abstract_state, create_state, example_batch
 from mhsh.training.step import compile_train_step, run_inputs, train_step
 from tests.training.batches import random_batch
@@ -143,7 +143,7 @@ def test_a_gpu_trains_as_a_cpu_does(make_config, task, variant):
     model, optimizer = build_model(config.model), optax.with_extra_args_support(optax.sgd(0.1))
     start, results = None, []
     for platform in ("cpu", "gpu"):
-        mesh = make_mesh(config, jax.devices(platform)[:1])
+        mesh = make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices(platform)[:1])
         if start is None:
             start = jax.device_get(create_state(config, model, optimizer, mesh, random_batch(config, config.train.batch_size)))
         state = jax.device_put(start, shardings_of(abstract_state(config, optimizer, mesh)))

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from mhsh.config.entries import SCHEMES, SOURCES, check_recorded
 from mhsh.config.registry import Registry
-from mhsh.config.schema import Config, MeshConfig
+from mhsh.config.schema import Config
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
@@ -33,7 +33,7 @@ from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import MESH_AXES
+from mhsh.training.sharding import MESH_AXES, check_divisibility
 from mhsh.training.state import TrainState, abstract_state
 
 # Only heads may start fresh; these may not.
@@ -81,7 +81,8 @@ def inference_mesh(config: Config, axes: Mapping[str, int]) -> Mesh:
         raise UserError(f"mesh = {dict(axes)} takes {count} devices, and there are {len(devices)}")
     rows = shape["data"] * shape["fsdp"]  # which no row of the data must fit
     train = replace(config.train, batch_size=rows, accumulation_steps=1)
-    return make_mesh(replace(config, mesh=MeshConfig(**shape), train=train), devices[:count])
+    check_divisibility(config.model, train, shape)
+    return make_mesh(shape, devices[:count])
 
 
 def load_recorded_corpus(folder: RunFolder, config: Config) -> Corpus:
