@@ -67,7 +67,8 @@ def shuffled_batches(make: MakeBatch, num_examples: int, batch_size: int, seed: 
     """Element k is the batch of training step k, for any k; this process makes `part` of it.
 
     Step k takes the indices k B to k B + B - 1 of an endless stream. Every `num_examples` indices
-    are one epoch, which may end inside a batch: each example once, in an order by seed and epoch.
+    are one epoch, which may end inside a batch: each example once, in an order that depends on the
+    seed and the epoch alone.
     """
     order = derived_seed(seed, EXAMPLE_ORDER)
 

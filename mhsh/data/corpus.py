@@ -167,7 +167,8 @@ class StreamedTask(Task[TokenizerT]):
 
         Items that validation has of its own come first and are left out of training. Otherwise
         data.validation_fraction is held out by a hash of the first text (see `is_held_out`), so
-        that translations of one sentence stay together. At the end, too few items raise UserError.
+        that translations of one sentence stay together. Raises UserError where, at the end, a split
+        has too few items.
         """
         *own, items = streams
         data, sizes = self.data, dict.fromkeys(SPLITS, 0)

@@ -261,7 +261,8 @@ def encode_questions(
 ) -> tuple[Examples, tuple[Window, ...]]:
     """Examples [CLS] question [SEP] window [SEP] of all questions, without targets; the windows.
 
-    Windows start every `data.stride` tokens until one reaches the context's end (run_squad.py).
+    Windows start every `data.stride` tokens until one reaches the context's end (Devlin et al.
+    2018's run_squad.py).
     """
     contexts = list(dict.fromkeys(question.context for question in questions))
     encoded = dict(zip(contexts, tokenizer.encode_with_spans(contexts), strict=True))

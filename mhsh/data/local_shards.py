@@ -83,7 +83,8 @@ def _copy_shard(folder: epath.Path, copy: Path, shard: Shard) -> None:
 
 def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
     """Compares every shard with the index, but for those that were compared on this machine and
-    have not changed since, by the inode, the size and the ctime, which no program can set.
+    have not changed since: by the inode, the size and the time of the file's last change (ctime),
+    which no program can set.
 
     Of several processes one reads, and the others wait. Raises UserError where a shard, which is
     named, is missing, or its SHA-256 is not that of the index.

@@ -1,4 +1,5 @@
-"""Documents cut into sentences, tokenised, and packed: sentence pairs, segments, or one stream.
+"""Documents cut into sentences, tokenised, and packed into examples of T tokens: sentence pairs,
+single segments, or one stream.
 
 The packed arrays have nothing that follows from the rest; `full_examples` makes of them what a
 model reads:

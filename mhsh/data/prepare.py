@@ -5,7 +5,8 @@ and the examples of train/ and validation/ (see shards.py). A killed preparation
 finished shards and ends with the same bytes.
 
 Until it is finished, staging/ holds the items, cleaned and split, so that workers can share them. A
-chunk is a file such as train-00012.msgpack. `staged.json`, written last, has the hash of each.
+chunk is a file such as train-00012.msgpack. `staged.json`, written last, names all chunks with
+their hashes.
 """
 
 from __future__ import annotations

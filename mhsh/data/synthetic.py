@@ -5,7 +5,8 @@ no training pair has one, as a cardinal, an ordinal, a year or in a date. Traini
 of their names, so a model that has learnt to read and write numbers can translate them.
 
 `recall` and `copying`: documents whose later half can be told from the earlier one. What cannot be
-told is drawn uniformly, so the lowest possible loss is known. A row of 128 bytes is a document.
+told is drawn uniformly, so the lowest loss that any model can have is known. With bytes and rows of
+128 tokens each row is a document.
 """
 
 from __future__ import annotations

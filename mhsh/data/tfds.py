@@ -55,7 +55,9 @@ def read_pairs(name: str) -> Iterator[tuple[str, ...]]:
 
 
 def _records(split: _PreparedSplit, *names: str) -> Iterator[tuple[str, ...]]:
-    """The texts of every record. Raises UserError where there is no such feature, or no UTF-8."""
+    """The named features of every record, which are texts. Raises UserError where there is no such
+    feature, or a text is not UTF-8.
+    """
     for name in names:
         if name not in split.features:
             raise UserError(

@@ -170,7 +170,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> W
     The trainer of `tokenizers` merges equally frequent pairs by the numbers of their characters,
     which change from process to process, so the characters are numbered here. The order: specials,
     characters, ## characters, pieces in the order of merging. `texts` are iterated over twice;
-    memory grows with the number of different words. Raises UserError where characters have no room.
+    memory grows with the number of different words. Raises UserError where `vocab_size` has no room
+    for the characters alone.
     """
     limit = min(_MOST_CHARACTERS, max(64, vocab_size // 16))
     characters = _frequent_characters(texts, limit, lowercase)

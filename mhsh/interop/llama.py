@@ -115,7 +115,10 @@ def read_llama_config(path: Path) -> LlamaConfig:
 
 
 def import_llama(source: Path, base: ModelConfig) -> Imported:
-    """Reads a checkpoint as `import_bert`; `base` gives the fields that it knows nothing of."""
+    """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
+    config.json beside it; `base` gives the fields that a checkpoint knows nothing of. Raises
+    UserError as `import_bert`.
+    """
     files = open_weights(source)
     config = read_llama_config((source if is_dir(source) else source.parent) / CONFIG_FILE)
     tensors = Tensors({name: name for name in files}, files)

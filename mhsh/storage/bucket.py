@@ -211,8 +211,9 @@ def bucket_objects(path: epath.PathLike) -> Iterator[Any]:
 
 class GuardedObject:
     """The object gs://BUCKET/NAME. Each write names the generation that it replaces, and is refused
-    where the object has another one: what a process writes after another has taken it changes
-    nothing. Its writer's mark tells a write whose answer was lost from that of another.
+    where the object has another one: what a process writes late, after another has taken the
+    object, changes nothing. It also bears its writer's mark, so that one whose answer was lost is
+    told from another's.
 
     A write raises `Taken`, and what `bucket_objects` raises.
 

@@ -309,7 +309,8 @@ def check_new_folder(out: str) -> None:
 def new_folder(out: str) -> Iterator[Path]:
     """A folder beside `out` to fill. At the end of the `with` it is flushed to the disk and renamed
     to `out`; after an exception it is removed. What a killed process left of it is removed first.
-    Raises UserError where `out` exists or cannot be made, or another process is writing it.
+    Raises UserError where `out` exists, its folder cannot be written to, or another process is
+    writing it.
     """
     check_new_folder(out)
     final = Path(os.path.abspath(out))  # noqa: PTH100 (links are not followed)

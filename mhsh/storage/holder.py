@@ -2,7 +2,8 @@
 
 In a bucket the lock is an object that its holder creates, refreshes and deletes. Only one of two
 processes creates it (`GuardedObject`). It outlives a process that dies: it is dead when it has not
-been refreshed for DEAD_SECONDS, as others have watched: no two clocks have to agree.
+been refreshed for DEAD_SECONDS. Processes watch it for that long, so that no two clocks have to
+agree.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def bucket_lock(path: str, holder: Mapping[str, Any], waiting: Callable[[], None
     the lock is dead; with a `watch` it takes the lock where that has seen so. A holder that was
     frozen and finds its lock taken ends at once, before it can write into the other's run: with
     status 2, and with a `watch` 75, as it has other work. Raises BlockingIOError where another
-    process holds it, UserError where the bucket allows no writing, Unavailable without an answer.
+    process holds it. Raises UserError where the bucket allows no writing. Raises Unavailable where
+    it does not answer.
     """
     lock, content = GuardedObject(path), _as_json(holder).encode()
     dead = _wait_until_dead(lock, path, waiting) if watch is None else watch.replaced(path)

@@ -20,7 +20,8 @@ _MOST_KINDS = 256  # of rows, by their keys; a run has a handful
 
 class _Block(NamedTuple):
     """Consecutive rows that have one split and the same keys. The kind of a column is its dtype:
-    float64, bool, bytes or, for lists, object. Of values of several kinds it has the numbers.
+    float64, bool, bytes or, for lists, object. Where its values are of several kinds, it has those
+    that are numbers.
     """
 
     split: str
