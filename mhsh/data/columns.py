@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.data.text_files import matching_files, with_field
+from mhsh.data.text_files import with_field
 from mhsh.errors import UserError
 from mhsh.storage.files import opened, read_object
 from mhsh.storage.questions import exists
@@ -21,11 +21,20 @@ _ROWS_PER_READ = 32  # of a megabyte each, 1,000 such rows in 47 kB take 0.2 GB;
 _BUFFER_BYTES = 1 << 20
 
 
-def read_parquet(argument: str) -> Iterator[str]:
-    """The texts of GLOB[:COLUMN], file by file and row by row."""
-    pattern, column = with_field("parquet", argument, "COLUMN")
-    paths = matching_files(pattern, f"data.source = {'parquet:' + argument!r}", "*.parquet")
-    return (text for path in paths for text in _parquet_file(path, column))
+def read_parquet(path: epath.Path, column: str) -> Iterator[str]:
+    """The texts of a column of a file, row by row."""
+    from pyarrow import parquet
+
+    with _named_errors(path, "Parquet"), opened(path) as file:
+        # By default all of a row group's column would be read before its first row.
+        table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
+        names = _find_column(str(path), table.schema_arrow, column, "parquet:GLOB:COLUMN")
+        for group in range(table.num_row_groups):
+            at = f"{path}, row group {group}"
+            # Threads would read ahead; the reading is quicker than what is done with the text.
+            batches = table.iter_batches(_ROWS_PER_READ, [group], [".".join(names)], use_threads=False)
+            with _named_errors(at, "Parquet"):
+                yield from _texts(batches, names, at, column)
 
 
 def read_arrow(argument: str) -> Iterator[str]:
@@ -45,21 +54,6 @@ def read_arrow(argument: str) -> Iterator[str]:
     except (KeyError, TypeError) as error:
         raise UserError(f"{path / 'state.json'} names no files; write the data set again with save_to_disk") from error
     return (text for name in names for text in _arrow_file(path / name, column))
-
-
-def _parquet_file(path: epath.Path, column: str) -> Iterator[str]:
-    from pyarrow import parquet
-
-    with _named_errors(path, "Parquet"), opened(path) as file:
-        # By default all of a row group's column would be read before its first row.
-        table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
-        names = _find_column(str(path), table.schema_arrow, column, "parquet:GLOB:COLUMN")
-        for group in range(table.num_row_groups):
-            at = f"{path}, row group {group}"
-            # Threads would read ahead; the reading is quicker than what is done with the text.
-            batches = table.iter_batches(_ROWS_PER_READ, [group], [".".join(names)], use_threads=False)
-            with _named_errors(at, "Parquet"):
-                yield from _texts(batches, names, at, column)
 
 
 def _arrow_file(path: epath.Path, column: str) -> Iterator[str]:

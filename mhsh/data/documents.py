@@ -12,7 +12,7 @@ from mhsh.config.registry import WITH
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.synthetic import copying, recall
-from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_files, with_field
+from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_file, with_field
 from mhsh.data.tfds import read_tfds
 from mhsh.errors import UserError, closest
 
@@ -27,9 +27,10 @@ class Source:
     argument: str  # its form, such as GLOB[:COLUMN]; empty: it takes none
     reads: str  # what it reads, in a few words
     document: str  # what a document is
-    # Called with the argument. It returns the documents in a fixed order, read lazily, the same in
-    # every process; "" stands for one without text, which is counted. It raises UserError.
-    documents: Documents
+    # Called with the argument, or of files with each, and FIELD or else the glob. It returns the
+    # documents in a fixed order, read lazily, the same in every process; "" stands for one without
+    # text, which is counted. It raises UserError.
+    read: Callable[..., Iterable[str]]
     # Which files of a folder it reads, where the argument is a glob or a folder; else empty.
     in_folder: str = ""
 
@@ -50,7 +51,7 @@ _ANSWERS = "keys with their digits, then questions with answers"
 for _source in (
     Source("text", "GLOB|DIR", "text files", "the lines up to a blank line", read_text, "*"),
     Source("lines", "GLOB|DIR", "text files", "a line", read_each_line, "*"),
-    Source("files", "GLOB|DIR", "text files", "a file", read_whole_files, "*"),
+    Source("files", "GLOB|DIR", "text files", "a file", read_whole_file, "*"),
     Source("jsonl", "GLOB|DIR[:FIELD]", "lines of JSON", _FIELD, read_jsonl, "*.json*"),
     Source("parquet", "GLOB|DIR[:COLUMN]", "Parquet files", _COLUMN, read_parquet, "*.parquet"),
     Source("arrow", "DIR[:COLUMN]", "a data set that `save_to_disk` of Hugging Face wrote", _COLUMN, read_arrow),
@@ -60,7 +61,7 @@ for _source in (
     Source("recall", "KEYS", "nothing: it draws keys, and asks for so many at once", _ANSWERS, recall),
     Source("copying", "LETTERS", "nothing: it draws so many letters", "the letters, again and again", copying),
 ):
-    SOURCES.add(_source.name, _source, _source.documents)
+    SOURCES.add(_source.name, _source, _source.read)
 
 
 def add_source(name: str, *, argument: str = "", reads: str, document: str) -> Callable[[Documents], Documents]:
@@ -91,11 +92,14 @@ def find_source(text: str) -> tuple[Source, str]:
 def files_of(text: str) -> list[epath.Path]:
     """The files of a `data.source`; none where it is not of files."""
     source, argument = find_source(text)
-    if not source.in_folder:
-        return []
-    part = source.argument.partition("[:")[2].rstrip("]")  # FIELD, COLUMN, or none
-    pattern = with_field(source.name, argument, part)[0] if part else argument
-    return matching_files(pattern, f"data.source = {text!r}", source.in_folder)
+    return _files(source, argument)[0] if source.in_folder else []
+
+
+def _files(source: Source, argument: str) -> tuple[list[epath.Path], str]:
+    """The files of a source, and FIELD or COLUMN, or the glob where there is no such part."""
+    part = source.argument.partition("[:")[2].rstrip("]")
+    glob, field = with_field(source.name, argument, part) if part else (argument, argument)
+    return matching_files(glob, f"data.source = {f'{source.name}:{argument}'!r}", source.in_folder), field
 
 
 def document_rule(source: str) -> str:
@@ -114,7 +118,10 @@ def documents(source: str) -> Iterator[str]:
     inside a file, when the reading gets there; at the end, where all documents are empty.
     """
     kind, argument = find_source(source)
-    return _cleaned(kind.documents(argument), source)
+    if not kind.in_folder:
+        return _cleaned(kind.read(argument), source)
+    paths, field = _files(kind, argument)
+    return _cleaned((text for path in paths for text in kind.read(path, field)), source)
 
 
 def _cleaned(texts: Iterable[str], source: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import itertools
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,77 +189,34 @@ def read_vocabulary(path: epath.PathLike, form: str) -> str:
         raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
 
 
-def read_text(argument: str) -> Iterator[str]:
-    """The lines of files up to a blank line."""
-    return _of_files("text", argument, _up_to_blank_lines)
+def read_text(path: epath.Path, glob: str) -> Iterator[str]:
+    """The lines of a file of `glob` up to a blank line."""
+    for has_text, group in itertools.groupby((line.strip(BLANKS) for line in read_each_line(path, glob)), bool):
+        if has_text:
+            yield "\n".join(bounded(group, f"a document of {path}"))
 
 
-def read_each_line(argument: str) -> Iterator[str]:
-    """Each line of files."""
-    return _of_files("lines", argument, lambda lines, what: iter(lines))
-
-
-def read_whole_files(argument: str) -> Iterator[str]:
-    """Each file."""
-    paths = matching_files(argument, f"data.source = {'files:' + argument!r}", "*")
-    return ("\n".join(bounded(text_lines(path), str(path))) for path in paths)
-
-
-def read_jsonl(argument: str) -> Iterator[str]:
-    """A field of each line of JSON: GLOB[:FIELD]."""
-    pattern, field = with_field("jsonl", argument, "FIELD")
-    paths = matching_files(pattern, f"data.source = {'jsonl:' + argument!r}", "*.json*")
-    return (text for path in paths for text in _fields(path, field))
-
-
-def text_field(line: str) -> str | None:
-    """The dotted path of the longest text in a line's JSON object (or empty); None: no object."""
-    try:
-        value = msgspec.json.decode(line) if line.lstrip()[:1] == "{" else None
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    return max(_paths(value), key=lambda found: len(found[1]), default=("", ""))[0]
-
-
-def _paths(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            yield from ((f"{name}.{path}", text) for path, text in _paths(inner))
-        elif isinstance(inner, str):
-            yield name, inner
-
-
-def _of_files(name: str, argument: str, read: Callable[[Iterable[str], str], Iterator[str]]) -> Iterator[str]:
-    """The documents that `read` makes of the lines of each file."""
-    paths = matching_files(argument, f"data.source = {f'{name}:{argument}'!r}", "*")
-    return (text for path in paths for text in read(_prose(path, argument), f"a document of {path}"))
-
-
-def _prose(path: epath.Path, argument: str) -> Iterator[str]:
-    """Lines of a file of `argument`. Raises UserError where the first is JSON: that is no prose."""
+def read_each_line(path: epath.Path, glob: str) -> Iterator[str]:
+    """The lines of a file of `glob`. Raises UserError where the first is JSON: that is no prose."""
     lines = text_lines(path)
     for line in itertools.islice(lines, 1):
         field = text_field(line)
         if field is not None:
             raise UserError(
                 f"{path} holds lines of JSON, whose braces and keys would be learnt as text; to read a field of each line, set "
-                f"data.source to jsonl:{argument}:{field or 'FIELD'}; to learn the JSON itself, set it to files:{argument}; or "
+                f"data.source to jsonl:{glob}:{field or 'FIELD'}; to learn the JSON itself, set it to files:{glob}; or "
                 "leave that file out"
             )
         yield line
     yield from lines
 
 
-def _up_to_blank_lines(lines: Iterable[str], what: str) -> Iterator[str]:
-    """Documents out of lines: a blank line ends one. Errors name one by `what`."""
-    for has_text, group in itertools.groupby((line.strip(BLANKS) for line in lines), bool):
-        if has_text:
-            yield "\n".join(bounded(group, what))
+def read_whole_file(path: epath.Path, glob: str) -> Iterator[str]:
+    """A file in one piece."""
+    yield "\n".join(bounded(text_lines(path), str(path)))
 
 
-def _fields(path: epath.Path, field: str) -> Iterator[str]:
+def read_jsonl(path: epath.Path, field: str) -> Iterator[str]:
     """The field of every line that is not blank; "" where it is null or missing. Raises UserError
     where a line is not an object of JSON, the field is not text, or no line has it.
     """
@@ -283,6 +240,25 @@ def _fields(path: epath.Path, field: str) -> Iterator[str]:
         yield text or ""
     if lacking is not None and not found:
         raise UserError(f"{path} has no text in {field!r}, but the fields {', '.join(lacking)}; write jsonl:GLOB:FIELD")
+
+
+def text_field(line: str) -> str | None:
+    """The dotted path of the longest text in a line's JSON object (or empty); None: no object."""
+    try:
+        value = msgspec.json.decode(line) if line.lstrip()[:1] == "{" else None
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return max(_paths(value), key=lambda found: len(found[1]), default=("", ""))[0]
+
+
+def _paths(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from ((f"{name}.{path}", text) for path, text in _paths(inner))
+        elif isinstance(inner, str):
+            yield name, inner
 
 
 def _at(record: Any, field: str) -> Any:

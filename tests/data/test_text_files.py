@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 
 from mhsh.data import text_files
-from mhsh.data.text_files import read_lines, read_text, read_whole_files, text_lines
+from mhsh.data.text_files import read_lines, read_text, read_whole_file, text_lines
 from mhsh.errors import UserError
 
 CONTENT = "\ufeffone\u0085still one\x0cstill\r\n\r\n\ufeffzwei ü\n\nlast".encode()
@@ -92,9 +92,7 @@ def test_a_line_without_an_end_is_not_unpacked_into_memory(tmp_path: Path, monke
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "read", [read_lines, lambda path: list(read_text(str(path))), lambda path: list(read_whole_files(str(path)))]
-)
+@pytest.mark.parametrize("read", [read_lines, lambda path: list(read_text(path, "")), lambda path: list(read_whole_file(path, ""))])
 def test_lines_that_are_kept_together_have_a_bound(tmp_path: Path, monkeypatch, read) -> None:
     monkeypatch.setattr(text_files, "_LONGEST", 1 << 20)
     (tmp_path / "t.txt").write_bytes(gzip.compress((b"0123456789abcdef" * 16 + b"\n") * (1 << 14), mtime=0))
