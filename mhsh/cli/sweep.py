@@ -141,7 +141,9 @@ def _plan(
     held = folder.read_plan() if folder.has_plan() else None
     fields = config.fields if config is not None else held.fields if held is not None else {}
     if not fields:
-        raise UserError(f"mhsh sweep needs --config={CONFIG}, such as --config=study:base, or a --workdir with a plan; {LIST}")
+        raise UserError(
+            f"mhsh sweep needs --config={CONFIG}, such as --config=study:base, or a --workdir whose plan holds one; {LIST}"
+        )
     axes = parse_axes(texts, fields, sample) if texts or held is None else held.axes  # before heads are regrouped
     if config is not None:
         _check_apart(axes, config)

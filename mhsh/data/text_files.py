@@ -184,7 +184,9 @@ def read_vocabulary(path: epath.PathLike, form: str) -> str:
     try:
         return decoded(whole_file(path), f"the vocabulary {path}")
     except FileNotFoundError:
-        raise UserError(f"the vocabulary {path} does not exist; name a {form}, or empty data.vocab_path to train one") from None
+        raise UserError(
+            f"the vocabulary {path} does not exist; name a {form} that exists, or empty data.vocab_path to train one"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read the vocabulary {path}: {error.strerror or error}") from error
 

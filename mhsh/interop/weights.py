@@ -83,7 +83,9 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
     alone are read. Raises UserError where there is none, or a file or the index is damaged.
     """
     if not exists(source):
-        raise UserError(f"{source} does not exist; mhsh downloads nothing: give the folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+        raise UserError(
+            f"{source} does not exist; mhsh downloads nothing: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}"
+        )
     if is_dir(source) and not exists(source / WEIGHTS_FILE):
         if exists(source / INDEX_FILE):
             return _sharded(source / INDEX_FILE)
