@@ -26,9 +26,7 @@ class Renamed(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A field that is gone since a version: mhsh does now what it did with `value` there. A file
-    with another value is refused.
-    """
+    """A field that is gone: mhsh does what it did with `value`, and refuses any other value."""
 
     since: int
     path: str

@@ -1,6 +1,4 @@
-"""The training step compiled for a TPU slice or for GPUs without access to them: the compiler's
-memory and collectives.
-"""
+"""The training step compiled for a TPU slice or for GPUs that are not here: memory, collectives."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ _EXTRAS = {"tpu": "tpu", "gpu": "gpu-compile"}
 
 
 class Topology(NamedTuple):
-    """The devices of a compilation: `v5e:4x4`, several slices of it, `h100:8`, or `local:8`
-    (simulated on the CPU).
-    """
+    """The devices of a compilation: `v5e:4x4`, several slices of it, `h100:8`, or `local:8`."""
 
     name: str
     num_slices: int
@@ -159,9 +155,7 @@ def _death(status: int, stderr: str, platform: str) -> str:
 
 
 def _answer() -> None:
-    """One compilation for `measure`: a request on standard input, a report (or an error) as the
-    last line of standard output.
-    """
+    """One compilation for `measure`: a request on stdin, a report or an error as the last line."""
     request = json.load(sys.stdin)
     try:
         topology = parse_topology(*request["topology"])
@@ -299,9 +293,7 @@ def overflow(message: str) -> dict[str, Any] | None:
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes on one device by use. `total` is what is needed at once; `peak` is the compiler's own
-    count.
-    """
+    """Bytes on one device by use. `total` is needed at once; `peak` is the compiler's own count."""
     stats: Any = compiled.memory_analysis()
     memory = {
         "arguments": int(stats.argument_size_in_bytes),  # state and batch

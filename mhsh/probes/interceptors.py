@@ -1,6 +1,4 @@
-"""Interceptors: functions that see, or change, what the modules of a model compute. The model knows
-nothing of them.
-"""
+"""Functions that see, or change, what the modules of a model compute, unknown to the model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a difference says against a margin that was fixed beforehand, what would decide it, and what
-several differences say together.
-"""
+"""What differences say against a margin fixed beforehand, alone and together; what would decide."""
 
 from __future__ import annotations
 

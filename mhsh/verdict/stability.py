@@ -1,6 +1,4 @@
-"""How steadily runs train: spikes of the loss, the norm of the gradient, and the highest value of a
-tuned field that trains.
-"""
+"""How steadily runs train: loss spikes, gradient norms, the highest tuned value that trains."""
 
 from __future__ import annotations
 
