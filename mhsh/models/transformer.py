@@ -81,51 +81,66 @@ def passes(owner: nn.Module, config: ModelConfig) -> tuple[int, ...]:
 
 
 def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
-    """The module class of copies of `layer` in nested scans of these lengths, rematerialised, for
-    the submodule `layers` of `owner`; with `passes`, all that in another scan.
+    """The module class of copies of `layer`, for the submodule `layers` of `owner`: their
+    parameters are packed, and gathered group by group where the policy says so.
 
     The parameters of all layers are stacked on axis 0 (logical axis `layers`), and are the same in
-    each pass. `layer` is called with the carry, an argument that is stacked with an axis for each
-    scan, and one that is not.
+    each pass. It is called with the carry, an argument that is stacked with an axis for each of
+    `passes` and `lengths`, and one that is not.
     """
     together = None if _only_once(owner) else packing(config, owner.get_variable("params", "layers"))
+    gathers = config.remat_policy == "gathered_groups" and not _only_once(owner)
     unroll = config.scan_unroll or UNROLL[current_platform()]
-    gathered = config.remat_policy == "gathered_groups" and not _only_once(owner)
-    scans_itself = together is not None and isinstance(owner, Encoder) and scan.covers(config, owner.residual)
-    if scans_itself:
-        layer = scan.scanned(layer, together, lengths[0], unroll)
-    elif together:
-        layer = nn.map_variables(layer, "params", functools.partial(unpack, together))
-    for length in () if scans_itself else reversed(lengths[1:] if gathered else lengths):
+    if together and isinstance(owner, Encoder) and scan.covers(config, owner.residual):
+        layers = scan.scanned(layer, together, lengths[0], unroll)
+    else:
+        one = nn.map_variables(layer, "params", functools.partial(unpack, together)) if together else layer
+        scans = lengths[1:] if gathers else lengths
         # The layers of a group of one are recomputed as that group.
-        if config.remat_policy in REMAT_POLICIES and not (gathered and length == 1):
-            layer = nn.remat(layer, policy=REMAT_POLICIES[config.remat_policy], prevent_cse=False)
+        policy = None if gathers and scans == (1,) else REMAT_POLICIES.get(config.remat_policy)
+        layers = nested_scan(one, scans, policy, unroll)
+    if gathers:
+        layers = streamed(layers)
+    layers = _repeat(layers, passes(owner, config))
+
+    def as_scanned(variables: Any) -> Any:
+        stacked = pack(together, variables) if together else variables
+        return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), stacked)
+
+    return nn.map_variables(layers, "params", as_scanned) if together or len(lengths) > 1 else layers
+
+
+def nested_scan(layer: Any, lengths: tuple[int, ...], policy: Any, unroll: int) -> Any:
+    """The module class of copies of `layer` in nested scans of these lengths, each rematerialised
+    by a policy of jax.checkpoint (None: not), the innermost with so many layers in an iteration.
+    """
+    for depth, length in enumerate(reversed(lengths)):
+        if policy is not None:
+            layer = nn.remat(layer, policy=policy, prevent_cse=False)
         layer = nn.scan(
             layer,
             variable_axes=dict.fromkeys(("params", *SOWN), 0),
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
             length=length,
-            unroll=unroll if length == lengths[-1] else 1,
+            unroll=unroll if depth == 0 else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
+    return layer
 
-    layer = streamed(layer) if gathered else layer
-    for length in passes(owner, config):
-        layer = nn.scan(
-            layer,
+
+def _repeat(layers: Any, lengths: tuple[int, ...]) -> Any:
+    """The module class of `layers` in scans of these lengths, with the same parameters in each."""
+    for length in lengths:
+        layers = nn.scan(
+            layers,
             variable_broadcast="params",
             variable_axes=dict.fromkeys(SOWN, 0),
             split_rngs={"params": False},
             in_axes=(0, nn.broadcast),
             length=length,
         )
-
-    def as_scanned(variables: Any) -> Any:
-        stacked = pack(together, variables) if together else variables
-        return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), stacked)
-
-    return nn.map_variables(layer, "params", as_scanned) if together or len(lengths) > 1 else layer
+    return layers
 
 
 def _only_once(owner: nn.Module) -> bool:
