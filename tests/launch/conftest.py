@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,6 @@ HOSTILE_ARGUMENTS = [
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 StandIn = Callable[[str, str], Path]
-MakeVenv = Callable[..., Path]
 
 
 @pytest.fixture
@@ -57,29 +57,10 @@ def stand_in(tools: Path) -> StandIn:
     return make
 
 
-@pytest.fixture(scope="session")
-def make_venv() -> MakeVenv:
-    """make_venv(FOLDER, python=SCRIPT, mhsh=SCRIPT): an environment of these bash scripts
-    that the launchers take for installed.
-    """
-    made_from = 'echo "$(cat pyproject.toml constraints.txt | cksum) $(python3 --version) "'
-    installed = subprocess.run(["bash", "-c", made_from], cwd=LAUNCH.parent, capture_output=True, text=True, check=True).stdout
-
-    def make(folder: Path, **scripts: str) -> Path:
-        (folder / "bin").mkdir(parents=True)
-        for name, script in scripts.items():
-            path = folder / "bin" / name
-            path.write_text(f"#!/usr/bin/env bash\n{script}\n")
-            path.chmod(0o755)
-        (folder / ".installed").write_text(installed)
-        return folder
-
-    return make
-
-
 @pytest.fixture
 def environment(tools: Path, tmp_path: Path) -> dict[str, str]:
-    """What the launchers run under."""
+    """What the launchers run under: this Python, without what is installed for it."""
+    (tools / "python3").symlink_to(sys.executable)
     return {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "LC_ALL": "C.UTF-8"}
 
 

@@ -61,6 +61,13 @@ class Launcher:
         self.cloud = Cloud(folder)
         self.environment = environment | {"CLOUD": str(folder), "MHSH_VENV": sys.prefix}
 
+    def check_no_run(self) -> None:
+        """From here on no run is checked before: that takes seconds."""
+        python = self.cloud.folder / "unchecked/bin/python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to("/bin/true")
+        self.environment["MHSH_VENV"] = str(python.parents[1])
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command, *rest = arguments
         cut = rest.index("--") if "--" in rest else len(rest)
@@ -110,20 +117,15 @@ exit "$status"
 
 
 @pytest.fixture
-def acted(launcher: Launcher, tmp_path: Path) -> Callable[..., Launcher]:
-    """acted("75 0"): the launcher where mhsh is an actor that ends with these statuses. Unless
-    `checked`, the run is not checked before: that takes seconds.
-    """
+def acted(launcher: Launcher) -> Callable[..., Launcher]:
+    """acted("75 0"): the launcher where mhsh is an actor that ends with these statuses."""
 
     def make(statuses: str, *, checked: bool = False) -> Launcher:
         for worker in range(2):
             (launcher.cloud.folder / f"statuses{worker}").write_text(statuses + "\n")
         launcher.environment["WORKERS_MHSH"] = ACTOR
         if not checked:
-            python = tmp_path / "unchecked/bin/python"
-            python.parent.mkdir(parents=True)
-            python.symlink_to("/bin/true")
-            launcher.environment["MHSH_VENV"] = str(python.parents[1])
+            launcher.check_no_run()
         return launcher
 
     return make
@@ -213,6 +215,7 @@ def test_up_goes_from_nothing_to_the_end_and_again(acted: Callable) -> None:
     assert states == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
     assert "step 1 of a part that ends with 0" in lines and "mhsh ended with exit status 0" in lines
     assert lines[-1] == "tpu_vm: as long as the slice is there it costs money: launch/tpu_vm delete mine --zone=z --yes"
+    launcher.check_no_run()
     status, output = launcher.run("up", "--delete", *UP[1:])
     assert (status, launcher.calls("create"), launcher.cloud.request("mine")) == (0, 1, None), output
 
@@ -455,7 +458,6 @@ def test_up_without_an_environment(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_gcloud_is_missing(launch: Callable, tools: Path) -> None:
-    (tools / "python3").symlink_to(sys.executable)
     result = launch("tpu_vm", "delete", "mine", "--zone=z", PATH=str(tools))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "no gcloud on the PATH" in result.stderr
