@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 from collections.abc import Sequence
 
-from tests.conftest import ROOT
 from tests.forks import Fork
 
 
@@ -29,15 +27,6 @@ def start(count: int, arguments: Sequence[str], *, extra: dict[int, Sequence[str
     processes.
     """
     return [Fork([*arguments, *joins, *(extra or {}).get(index, ())]) for index, joins in enumerate(place(count))]
-
-
-def start_commands(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[str]]:
-    """Starts each command with one CPU device."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    return [
-        subprocess.Popen(each, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for each in commands
-    ]
 
 
 def finish(processes: Sequence[subprocess.Popen[str] | Fork]) -> list[tuple[int, str, str]]:

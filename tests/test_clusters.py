@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 
 from mhsh.storage.run_folder import RunFolder
 from tests.clusters import finish, free_port, place, start
-from tests.conftest import ROOT
 from tests.forks import Fork
 from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step
 
@@ -196,9 +193,9 @@ def test_a_process_that_never_joins_ends_the_others_in_one_line():
         "from mhsh.cluster import join; join.JOIN_SECONDS = 1; "
         f"join.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
     )
-    ended = subprocess.run([sys.executable, "-c", join], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 75, ended.stderr
-    assert ended.stderr.splitlines()[-1] == (
+    [(status, _, err)] = finish([Fork(["-c", join])])
+    assert status == 75, err
+    assert err.splitlines()[-1] == (
         "mhsh: not all processes of this run have joined within 1 s; look at their logs, and run the same command again on all"
     )
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in err

@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -45,32 +44,6 @@ def test_what_a_run_leaves_behind(unbroken):
     assert all(later["tokens"] > row["tokens"] for row, later in itertools.pairwise(train))
     assert any(folder.tensorboard_path.iterdir())
     assert sorted(int(path.name) for path in folder.checkpoints_path.iterdir()) == [12, 24, 36]
-
-
-IN_A_THREAD = """
-import sys, threading, mhsh
-from mhsh import configs
-config = configs.get(
-    "bert:2l8h",
-    data={"tokenizer": "bytes", "source": sys.argv[1]},
-    model={"embed_dim": 16, "head_dim": 2, "mlp_dim": 16, "remat_policy": "none"},
-    train={"num_steps": 1},
-    optimizer={"warmup_steps": 0},
-)
-thread = threading.Thread(target=mhsh.train, args=(config, sys.argv[2]))
-thread.start()
-thread.join()
-others = {"sacrebleu", "num2words", "lxml", "matplotlib", "pyarrow", "tensorflow_datasets", "uplot_python", "IPython"}
-print("loaded:", *(others & set(sys.modules)))
-"""
-
-
-def test_a_training_in_a_thread_loads_only_what_it_needs(corpus, tmp_path):
-    source, folder = corpus.removeprefix("--config.data.source="), RunFolder(tmp_path / "run")
-    arguments = [sys.executable, "-c", IN_A_THREAD, source, str(folder.path)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert folder.read_run()["status"] == "finished" and folder.newest_checkpoint() == 1, done.stderr
-    assert done.stdout.endswith("\nloaded:\n")
 
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 75}

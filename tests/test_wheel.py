@@ -145,6 +145,7 @@ def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path:
 
 IN_HAND = """
 import sys
+import threading
 import mhsh
 assert "jax" not in sys.modules and mhsh.__file__.startswith(sys.argv[1]), mhsh.__file__
 config = mhsh.configs.get(
@@ -154,7 +155,13 @@ config = mhsh.configs.get(
     optimizer=dict(warmup_steps=1),
     train=dict(num_steps=4, batch_size=4, eval_interval=0, eval_batches=1),
 )
-assert mhsh.train(config, sys.argv[2]) is None
+ended = []
+thread = threading.Thread(target=lambda: ended.append(mhsh.train(config, sys.argv[2])))
+thread.start()
+thread.join()
+assert ended == [None]
+others = {"sacrebleu", "num2words", "lxml", "matplotlib", "pyarrow", "tensorflow_datasets", "uplot_python", "IPython"}
+assert not others & set(sys.modules), others & set(sys.modules)
 causal, masked, translating = map(mhsh.load, sys.argv[2:])
 assert causal.generate("Number ", max_tokens=5, temperature=0).startswith("Number ")
 assert causal.logits(["Number", "a"]).logits.shape == (2, 6, 264) and 0 < causal.loss("Number 7 is") < 10
@@ -169,7 +176,7 @@ NUMBERS = "\n\n".join(f"Number {n} is a number.\nSo is {n + 1}." for n in range(
 @pytest.mark.parametrize("place", ["disk", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_runs_in_hand(site: str, tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:
     """IN_HAND with the wheel alone, from a folder of its own; the causal run is on disk or in a
-    bucket.
+    bucket. It is trained in a thread, which loads only what it needs.
     """
     folder, variables = "runs/causal", {}
     if place == "bucket":

@@ -12,7 +12,8 @@ import pytest
 
 from mhsh.cluster import coordination
 from mhsh.cluster.coordination import PRIVATE, _private
-from tests.clusters import finish, free_port, start_commands
+from tests.clusters import finish, free_port
+from tests.forks import Fork
 
 JOIN_AND_END = """
 import sys
@@ -28,10 +29,15 @@ def test_processes_that_end_at_once_all_end_well(runs: int, count: int) -> None:
     """jax aborts those that have no answer to their last message when the service is gone: half of
     such runs, where it was killed as soon as process 0 had its own.
     """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     for _ in range(runs):
         address = f"127.0.0.1:{free_port()}"
         program = [sys.executable, "-c", JOIN_AND_END, address]
-        results = finish(start_commands([[*program, str(index), str(count)] for index in range(count)]))
+        processes = [
+            subprocess.Popen([*program, str(index), str(count)], env=environment, stdout=-1, stderr=-1, text=True)
+            for index in range(count)
+        ]
+        results = finish(processes)
         assert [status for status, _, _ in results] == [0] * count, results
 
 
@@ -43,11 +49,14 @@ def test_the_processes_of_a_cluster_are_found(monkeypatch) -> None:
         "JAX_LOCAL_DEVICE_IDS": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    commands = [
-        ["env", f"SLURM_PROCID={index}", f"SLURM_LOCALID={index}", sys.executable, "-c", script, "", str(index)]
+    processes = [
+        Fork(
+            ["-c", f"import sys; sys.argv = ['', '', '{index}']\n{script}"],
+            os.environ | {"SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)},
+        )
         for index in range(2)
     ]
-    assert [status for status, _, _ in finish(start_commands(commands))] == [0, 0]
+    assert [status for status, _, _ in finish(processes)] == [0, 0]
 
 
 @pytest.mark.parametrize("index", range(len(PRIVATE)))
