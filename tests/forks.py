@@ -22,6 +22,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _IMPORTED = ["mhsh.training.loop", "mhsh.cli.main", "mhsh.cli.start", "mhsh.cli.train", "ml_collections", "gcsfs"]
 _FORKS.set_forkserver_preload([*_IMPORTED, "tests.forks"])
 gc.freeze()  # the server imports this module last: its forks need not copy what it has imported
+gc.set_threshold(50_000, 20, 20)  # a run is too short for what it could free (4 % of its time)
 
 
 class Fork:

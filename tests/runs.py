@@ -29,6 +29,18 @@ from mhsh.training.state import TrainState, abstract_state
 from tests.conftest import ROOT
 from tests.forks import Fork
 
+# Runs the commands of a JSON list in one process; prints their exit statuses and what they say.
+ANSWERS = """
+import contextlib, io, json, shlex, sys
+from mhsh.cli.main import main
+answers = []
+for line in json.loads(sys.argv[1]):
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(shlex.split(line))
+    answers.append([status, said.buffer.getvalue().decode()])
+print(json.dumps(answers))
+"""
 TIMINGS = {"seconds", "tokens_per_second", "flops_per_second"}
 
 # A tiny run. A remat policy saves the tracing that `auto` takes.

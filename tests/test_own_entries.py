@@ -7,10 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,9 @@ from mhsh.cli.main import NAMES, main
 from mhsh.config.entries import REGISTRIES
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
+from tests.forks import Fork
 from tests.interop.small_bert import GOLDEN
-from tests.test_versions import COMMANDS
+from tests.runs import ANSWERS
 
 PAGE = (ROOT / "docs" / "add_your_own.md").read_text(encoding="utf-8")
 
@@ -35,13 +34,18 @@ def page_commands() -> list[str]:
     return "".join(blocks("bash")).replace("\\\n", "").strip().splitlines()
 
 
-def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+def python(folder: Path, program: str, *arguments: str) -> str:
+    """What a program prints that a fork runs in a folder."""
+    begin = f"import os, sys\nos.chdir({str(folder)!r})\nsys.path.insert(0, '')\nsys.argv[1:] = {arguments!r}\n"
+    process = Fork(["-c", begin + program])
+    out, err = process.communicate()
+    assert process.returncode == 0, out[-2000:] + err[-3000:]
+    return out
 
 
-def commands(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
-    """Runs mhsh commands in one process."""
-    return python(folder, "-c", COMMANDS, json.dumps([shlex.split(line.removeprefix("mhsh ")) for line in lines]))
+def commands(folder: Path, *lines: str) -> list[tuple[int, str]]:
+    """The exit status of each mhsh command, and what it says; all in one process."""
+    return json.loads(python(folder, ANSWERS, json.dumps([line.removeprefix("mhsh ") for line in lines])))
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +54,10 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("room")
     file, script = blocks("python")
     (folder / "mine.py").write_text(file, encoding="utf-8")
-    done = commands(folder, *page_commands())
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    answers = commands(folder, *page_commands())
+    assert not any(status for status, _ in answers), answers
     (folder / "script.py").write_text(script, encoding="utf-8")
-    (folder / "log").write_text(done.stdout, encoding="utf-8")
+    (folder / "log").write_text("".join(said for _, said in answers), encoding="utf-8")
     return folder
 
 
@@ -77,8 +81,7 @@ def test_the_page_trains_resumes_compares_and_probes(room: Path) -> None:
 
 
 def test_the_page_restores_in_python(room: Path) -> None:
-    done = python(room, "script.py")
-    assert done.returncode == 0 and 0 < float(done.stdout) < 20, done.stderr
+    assert 0 < float(python(room, (room / "script.py").read_text())) < 20
 
 
 def test_a_run_whose_file_is_gone_is_compared_and_else_refused_by_name(room, tmp_path, monkeypatch, capsys):
@@ -99,23 +102,30 @@ def test_a_run_whose_file_is_gone_is_compared_and_else_refused_by_name(room, tmp
     assert "cannot be exported" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path, monkeypatch, capsys):
+def test_a_changed_file_reads_with_a_word_and_does_not_train_on(room, tmp_path):
     shutil.copytree(room / "runs", tmp_path / "runs")
     (tmp_path / "mine.py").write_text((room / "mine.py").read_text() + "\n# changed\n")
-    monkeypatch.chdir(tmp_path)
-    assert main(["eval", "runs/gated", "--with=mine.py"]) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"mhsh: runs/gated has the residual scheme 'gated' of mine.py .* and mine.py .* is another", said)
-    assert main(["train", "--workdir=runs/gated", "--with=mine.py"])
-    assert "put that file back, or train in another --workdir" in capsys.readouterr().err
-    point = ["--config.train.start_from=runs/gated@8", "--config.train.num_steps=12"]
-    assert main(["train", "--config=mine.py:gated", *point, "--workdir=runs/on"])
-    assert re.search(r"start_from = 'runs/gated@8': .* is another; put that file back", capsys.readouterr().err)
-    assert main(["train", "--config=mine.py:gated", "--config.train.seed=1", "--workdir=runs/other"]) == 0
-    assert main(["compare", "runs/gated", "runs/other", "--out=report.html"]) == 0
+    other = "another; put that file back"
+    walk = [
+        (0, "eval runs/gated --with=mine.py", "runs/gated has the residual scheme 'gated' of mine.py .* and mine.py .* is another"),
+        (2, "train --workdir=runs/gated --with=mine.py", "put that file back, or train in another --workdir"),
+        (
+            2,
+            "train --config=mine.py:gated --config.train.start_from=runs/gated@8 --config.train.num_steps=12 --workdir=runs/on",
+            f"start_from = 'runs/gated@8': .* is {other}",
+        ),
+        (0, "train --config=mine.py:gated --config.train.seed=1 --workdir=runs/other", "finished"),
+        (0, "compare runs/gated runs/other --out=report.html", r"Not comparable: different [^.]*files\s+of\s+your\s+own"),
+    ]
+    check(tmp_path, walk)
     assert RunFolder(tmp_path / "runs" / "other").read_run()["entries"] != RunFolder(room / "runs" / "gated").read_run()["entries"]
-    assert "files of your own" in re.search(r"Not comparable: different [^.]*", capsys.readouterr().out.replace("\n", " "))[0]
+
+
+def check(folder: Path, walk: Sequence[tuple[int, str, str]]) -> None:
+    """The exit status and what is said of each command of a walk."""
+    answers = commands(folder, *(command for _, command, _ in walk))
+    for (status, command, expected), (ended, said) in zip(walk, answers, strict=True):
+        assert ended == status and re.search(expected, said, re.DOTALL), (command, said)
 
 
 # What the page does not run: the exit status, the command, and what it says.
@@ -150,8 +160,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_every_command_takes_the_file(room, tmp_path, monkeypatch, capsys):
+def test_every_command_takes_the_file(room, tmp_path):
     """A command without a row, here or on the page, fails."""
     on_the_page = {line.split()[1] for line in page_commands()}
     assert on_the_page | {command.split()[0] for _, command, _ in OTHERS} == set(NAMES)
@@ -162,13 +171,9 @@ def test_every_command_takes_the_file(room, tmp_path, monkeypatch, capsys):
     rows = ["index\tsentence1\tsentence2\tlabel", *(f"{row}\tGo.\tThe number\tentailment" for row in range(8))]
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / "RTE" / name).write_text("\n".join(rows) + "\n")
-    monkeypatch.chdir(tmp_path)
-    for status, command, said in OTHERS:
-        assert main([*shlex.split(command), "--with=mine.py"]) == status, (command, capsys.readouterr().err)
-        printed = capsys.readouterr()
-        assert re.search(said, printed.out + printed.err, re.DOTALL), (command, printed)
-    digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()
-    assert json.loads(Path("rows/prepare.json").read_text())["data.source.sha256"] == digest
+    check(tmp_path, [(status, f"{command} --with=mine.py", said) for status, command, said in OTHERS])
+    digest = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
+    assert json.loads((tmp_path / "rows/prepare.json").read_text())["data.source.sha256"] == digest
 
 
 def test_what_is_not_loaded_is_named_in_the_advice(room, monkeypatch, capsys):
