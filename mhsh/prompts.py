@@ -18,7 +18,9 @@ _ALLOWED = {  # the least and the largest value
 
 
 def check_values(**values: object) -> None:
-    """Raises UserError where a method of LoadedModel cannot take an argument, but for texts."""
+    """Raises UserError where a method of LoadedModel cannot take the value of an argument; texts
+    and other arguments are passed over.
+    """
     for name, value in values.items():
         if name not in _ALLOWED or not isinstance(value, int | float):
             continue

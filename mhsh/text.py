@@ -38,7 +38,9 @@ def timing(seconds: int | float) -> str:
 
 
 def count(value: int | float | None) -> str:
-    """A count, in full up to 99,999, then with a metric suffix: 2.1e15 is `2.10P`."""
+    """A count, in full up to 99,999, then with a metric suffix: 512,000 is `512k`, 2.1e15 is
+    `2.10P`.
+    """
     if value is None or not math.isfinite(value):
         return NOT_RECORDED
     return f"{value:,.0f}" if abs(value) < 1e5 else "".join(_scaled(value))
@@ -72,7 +74,9 @@ def whole_numbers(flag: str, text: str, least: int = 1) -> list[int]:
 
 
 def sanitize(text: str) -> str:
-    """`text` on one line, U+FFFD for control characters, direction overrides, undecodable bytes."""
+    """`text` on one line. U+FFFD replaces control characters (escape sequences), direction
+    overrides and undecodable bytes.
+    """
     return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
 
 
@@ -96,7 +100,9 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """`text` in at most `most` characters, its middle left out: names differ at their ends."""
+    """`text` in at most `most` characters: what differs in names stands at their ends, so the
+    middle is left out.
+    """
     if len(text) <= most:
         return text
     end = (most - 1) // 2

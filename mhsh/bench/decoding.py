@@ -142,7 +142,9 @@ def writer(config: Config) -> Write:
 
 
 def candidate(write: Write, work: Workload, name: str, **fields: Any) -> Candidate:
-    """A Candidate that decodes a workload; a run raises UserError for other token counts."""
+    """Decoding of a workload, with these fields of a Candidate. A run raises UserError where other
+    numbers of tokens are written.
+    """
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):

@@ -162,7 +162,9 @@ class BenchResults(Struct, kw_only=True):
 
 
 def read(path: str) -> BenchResults:
-    """The results of any bench. Raises UserError where the file cannot be read or is damaged."""
+    """The results of any kind of bench. Raises UserError where the file cannot be read, is of
+    another format, or is damaged.
+    """
     content = read_object(path)
     if not {"format", "kind", "cells"} <= content.keys():
         raise UserError(f"{path} is not a result of mhsh bench; give what mhsh bench --out wrote")
@@ -181,7 +183,9 @@ def write(results: BenchResults, out: str) -> None:
 
 
 def show(results: BenchResults) -> None:
-    """Prints what was measured: candidates, a row a setting and candidate, what columns mean."""
+    """Prints what was measured: the candidates, a row for each setting and candidate, and what the
+    columns mean.
+    """
     console = Console(width=max(WIDTH, Console().width))
     settings = [cell.setting for cell in results.cells]
     varied = [key for key in settings[0] if len({str(setting[key]) for setting in settings}) > 1]

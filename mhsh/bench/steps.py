@@ -1,4 +1,6 @@
-"""mhsh itself as a candidate: the compiled training step and forward pass, on synthetic batches."""
+"""mhsh itself as a candidate: the compiled training step and the compiled forward pass, on
+synthetic batches.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,9 @@ def built(config: Config) -> tuple[Model, Mesh, Any]:
 
 
 def setting_config(config: Config, batch: int, length: int) -> Config:
-    """The model on `batch` rows of `length` tokens, on one device. UserError: too few positions."""
+    """The same model on `batch` rows of `length` tokens, on one device. Raises UserError where the
+    model has too few positions.
+    """
     if length > config.model.max_positions:
         raise UserError(
             f"--length: {length} tokens are more than model.max_positions = {config.model.max_positions}; "

@@ -103,7 +103,9 @@ def wait_for_all(name: str) -> None:
 
 
 def heard_anywhere(number: int | None) -> int | None:
-    """The signal that a process heard during the run, this one `number`, or None; all call it."""
+    """The signal that some process has heard during the run, this one `number`; None: none has.
+    Every process calls it after the run.
+    """
     if jax.process_count() == 1:
         return number
     return max(int(heard) for heard in _reports("heard", str(number or 0))) or None

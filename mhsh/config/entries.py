@@ -96,7 +96,9 @@ def add_optimizer(
 
 
 def variants() -> dict[str, tuple[Variant, dict[str, str]]]:
-    """Every variant of a residual scheme, with the fields of `model` that it sets, by name."""
+    """Every variant of a residual scheme and the fields of `model` that it sets, by its name in a
+    sweep.
+    """
     return {
         name: (variant, {"residual": residual, **variant.fields})
         for residual in SCHEMES.names()

@@ -1,4 +1,6 @@
-"""The fields of a config by path: what the schema says of each, and how two configs differ."""
+"""The fields of a config by path, as in model.num_layers: what the schema says of each one, and how
+two configs differ.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def sections() -> Iterator[tuple[str, str, Sequence[Field]]]:
 
 
 def kind_of(path: str) -> type | None:
-    """The type of the field `section.name`, the same in every data section; None: no such field."""
+    """The type of the field `section.name`, which is the same in every data section; None where
+    there is no such field.
+    """
     if path in SHAPING:
         return int
     return next((field.kind for objective in OBJECTIVES for field in all_fields(objective) if field.path == path), None)
@@ -130,13 +134,17 @@ def flatten(config: Config | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The two values of every field that differs, by path; None: the config has no such field."""
+    """The two values of every field in which two configs differ, by path; None for one that a
+    config does not have.
+    """
     one, other = flatten(old), flatten(new)
     return {path: (one.get(path), other.get(path)) for path in one | other if one.get(path) != other.get(path)}
 
 
 def format_differences(old: Config | Mapping[str, Any], new: Config | Mapping[str, Any], without: Collection[str] = ()) -> str:
-    """`model.num_layers is 2 there, 4 here; ...`, `new` being here, but for `without`; or empty."""
+    """`model.num_layers is 2 there, 4 here; ...`, where `new` is here, but for the fields of
+    `without`; empty for equal configs.
+    """
     differing = differences(old, new).items()
     return "; ".join(f"{path} is {one!r} there, {other!r} here" for path, (one, other) in differing if path not in without)
 

@@ -26,7 +26,9 @@ class Renamed(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A field that is gone: mhsh does what it did with `value`, and refuses any other value."""
+    """A field that is gone since a version: mhsh does now what it did with `value` there. A file
+    with another value is refused.
+    """
 
     since: int
     path: str

@@ -188,7 +188,9 @@ def load_with(paths: Iterable[str]) -> None:
 
 
 def run_named(path: str, run: Callable[[], Result]) -> Result:
-    """The result of a part of a user's file; what it raises is a UserError that names the line."""
+    """The result of a part of the file. It is a user's program: whatever it raises becomes a
+    UserError that names the line.
+    """
     try:
         return run()
     except UserError:

@@ -65,7 +65,9 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
 
 
 def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
-    """First and last step of train.profile_steps, or None. UserError: they are not of the run."""
+    """The first and the last step of train.profile_steps; None: it is empty. Raises UserError where
+    it names no steps of the run.
+    """
     if not steps:
         return None
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", steps)
@@ -90,7 +92,9 @@ def decay_start(config: Config) -> int | None:
 
 
 def whole_run(config: Config) -> Config:
-    """`config` without the run whose first steps are this one's (RUN@STEP): it is the same run."""
+    """`config` without the run whose first steps are this one's (RUN@STEP): with it or without, the
+    config describes the same run.
+    """
     if branch_point(config.train.start_from) is None:
         return config
     return replace(config, train=replace(config.train, start_from=""))
@@ -111,7 +115,9 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
 
 
 def _checked(field: Field, value: Any) -> Any:
-    """The value of a field: a whole number may stand for a float, nothing else is converted."""
+    """The value of a field: a whole number may stand where a float is wanted, nothing else is
+    converted.
+    """
     _checked_type(field.path, value, field.kind)
     try:
         return msgspec.convert(value, field.annotation)

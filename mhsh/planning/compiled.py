@@ -1,4 +1,6 @@
-"""The training step compiled for a TPU slice or for GPUs that are not here: memory, collectives."""
+"""The training step compiled for a TPU slice or for GPUs without access to them: the compiler's
+memory and collectives.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _EXTRAS = {"tpu": "tpu", "gpu": "gpu-compile"}
 
 
 class Topology(NamedTuple):
-    """The devices of a compilation: `v5e:4x4`, several slices of it, `h100:8`, or `local:8`."""
+    """The devices of a compilation: `v5e:4x4`, several slices of it, `h100:8`, or `local:8`
+    (simulated on the CPU).
+    """
 
     name: str
     num_slices: int
@@ -155,7 +159,9 @@ def _death(status: int, stderr: str, platform: str) -> str:
 
 
 def _answer() -> None:
-    """One compilation for `measure`: a request on stdin, a report or an error as the last line."""
+    """One compilation for `measure`: a request on standard input, a report (or an error) as the
+    last line of standard output.
+    """
     request = json.load(sys.stdin)
     try:
         topology = parse_topology(*request["topology"])
@@ -293,7 +299,9 @@ def overflow(message: str) -> dict[str, Any] | None:
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes on one device by use. `total` is needed at once; `peak` is the compiler's own count."""
+    """Bytes on one device by use. `total` is what is needed at once; `peak` is the compiler's own
+    count.
+    """
     stats: Any = compiled.memory_analysis()
     memory = {
         "arguments": int(stats.argument_size_in_bytes),  # state and batch

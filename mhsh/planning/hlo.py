@@ -30,7 +30,9 @@ class Instruction(NamedTuple):
         return re.findall(r"%([\w.\-]+)", self.arguments)
 
     def attribute(self, name: str) -> str:
-        """The text of an attribute, or empty: a number, a name without its %, a list in braces."""
+        """The text of one attribute, empty where it has none: a number, a name without its %, or a
+        list in braces.
+        """
         match = re.search(rf"(?:^|, ){name}=(\{{[^}}]*\}}|[^,\s]+)", self.attributes)
         return match[1].removeprefix("%") if match else ""
 
@@ -61,7 +63,9 @@ class Module(NamedTuple):
 
 
 def parse_module(text: str) -> Module:
-    """The computations of `compiled.as_text()`. Raises ValueError without an entry computation."""
+    """The computations of `compiled.as_text()`. Raises ValueError where the text has no entry
+    computation.
+    """
     computations: dict[str, Computation] = {}
     entry = name = ""
     instructions: dict[str, Instruction] = {}
@@ -150,7 +154,9 @@ _NOT_STARTED = frozenset(("parameter", "constant", "tuple", "get-tuple-element",
 
 
 def launches(module: Module) -> int:
-    """The kernels, copies and library calls that a GPU starts in one run, also in a CUDA graph."""
+    """The kernels, copies and library calls that a GPU starts in one run of the program. Those of a
+    CUDA graph count one by one.
+    """
     return sum(step.times for step in execution(module, []) if is_started(step.instruction))
 
 
@@ -214,7 +220,9 @@ class Collective(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes a device sends in a step if the collective is a ring: a share of the payload."""
+        """Bytes that one device sends in a step if the collective runs as a ring: a share of the
+        payload.
+        """
         gathered = (self.group - 1) / self.group
         whole = ("collective-permute", "collective-broadcast", "between-slices")
         share = 1.0 if self.kind in whole else 2 * gathered if self.kind == "all-reduce" else gathered

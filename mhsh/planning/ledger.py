@@ -64,6 +64,8 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
 
 
 def _num_devices(config: Config) -> int:
-    """The devices of a mesh that is named in full, or else those that are here."""
+    """The devices of a fully named mesh, which need not be here; those that are here, where one
+    axis is left open.
+    """
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     return jax.device_count() if -1 in sizes else math.prod(sizes)

@@ -268,7 +268,9 @@ def network_seconds(config: Config, shape: Mapping[str, int], chip: Chip) -> flo
 
 
 def launch_seconds(config: Config, chip: Chip) -> Range:
-    """Seconds that a GPU takes to start a step's operations; none on a TPU, which runs it whole."""
+    """Seconds that a GPU takes to start the operations of a step; none on a TPU, which runs a whole
+    program.
+    """
     if chip.platform == "tpu":
         return Range(0.0, 0.0)
     layers = config.model.loops * (config.model.num_layers + config.model.num_decoder_layers)

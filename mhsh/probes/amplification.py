@@ -125,7 +125,9 @@ def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generato
 
 
 def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
-    """The deviation of each parameter of encoder sublayers at a Post-LN start; 0: constant."""
+    """The standard deviation of each parameter of the encoder's sublayers at a Post-LN start; 0 for
+    parameters that start constant.
+    """
     plain = replace(config, residual="post_ln", num_layers=1)
     init = jax.jit(lambda: nn.unbox(build_model(plain).init(jax.random.key(0), batch, None))["params"]["encoder"]["layers"])
     layers = init()
@@ -153,7 +155,9 @@ def _encoder_output(model: Model, params: Any, batch: Batch) -> Float[Array, "B 
 
 
 def mean_square(one: Float[Array, "B T D"], other: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """The mean square of the difference between the two normalised arrays, over all elements."""
+    """The mean square, over all elements of the tokens, of the difference between the two
+    normalised arrays.
+    """
     one, other = (normalize(each.astype(jnp.float32), 0.0)[0] for each in (one, other))
     return jnp.mean((one - other) ** 2, where=jnp.broadcast_to(real[:, :, None], one.shape))
 

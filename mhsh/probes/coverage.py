@@ -26,7 +26,9 @@ RESIDUAL_SHARES = {"rollout": 0.5, "rollout_without_residual": 0.0}
 
 
 def effective_number(rows: Float[Array, "*rows S"]) -> Float[Array, "*rows"]:
-    """exp(entropy) of each row of weights over its sum: k for k positions of equal weight."""
+    """exp(entropy) of each row of weights, after dividing it by its sum: 1 for one position, k for
+    k positions of equal weight.
+    """
     weights = rows / rows.sum(axis=-1, keepdims=True)
     return jnp.exp(jax.scipy.special.entr(weights).sum(axis=-1))
 

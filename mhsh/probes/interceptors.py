@@ -1,4 +1,6 @@
-"""Functions that see, or change, what the modules of a model compute, unknown to the model."""
+"""Interceptors: functions that see, or change, what the modules of a model compute. The model knows
+nothing of them.
+"""
 
 from __future__ import annotations
 

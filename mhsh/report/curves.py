@@ -104,14 +104,18 @@ def _run_line(curves: Curves, run: int, split: str) -> tuple[np.ndarray, np.ndar
 
 
 def group_lines(curves: Curves, group: int, split: str) -> list[Line]:
-    """The mean loss of a group where all its runs have rows; not averaged, its runs' losses."""
+    """The mean loss of a group against steps, where all its runs have rows; of one that is not
+    averaged its runs' losses.
+    """
     lines = [line for run in curves.groups[group].runs if len((line := _run_line(curves, run, split))[0])]
     sets = [lines] if curves.groups[group].averaged else [[line] for line in lines]
     return [_mean(each, curves.half_intervals) for each in sets if each]
 
 
 def difference_lines(curves: Curves, group: int, split: str) -> list[Line]:
-    """The mean difference of the pairs' losses, at steps that both logged; none without pairs."""
+    """The mean over pairs of a group's loss minus the baseline's, at the steps that both logged;
+    none where there are no pairs.
+    """
     lines = []
     for run, other in curves.groups[group].pairs:
         (x, y), (other_x, other_y) = _run_line(curves, run, split), _run_line(curves, other, split)
@@ -161,7 +165,9 @@ def smoothing_rows(rows: int) -> int:
 
 
 def smooth(loss: np.ndarray) -> np.ndarray:
-    """The mean of each row and up to `smoothing_rows` - 1 before it; nan if one is not finite."""
+    """The mean of each row and the `smoothing_rows` - 1 rows before it (fewer at the start). nan if
+    one of them is not finite.
+    """
     width = smoothing_rows(len(loss))
     before = np.pad(np.where(np.isfinite(loss), loss, np.nan), (width - 1, 0))
     sums = np.lib.stride_tricks.sliding_window_view(before, width).sum(axis=1) if len(loss) else loss

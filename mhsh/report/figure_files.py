@@ -1,4 +1,6 @@
-"""How figures look: curves' styles, and matplotlib's figures as bytes, the same for equal input."""
+"""How figures look: the style of each curve, and matplotlib's figures for papers as bytes. Equal
+input gives equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def figure_style(serif: bool = False) -> Iterator[None]:
 
 
 def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
-    """A `png` or `svg` that names its `author`, no date; a second kind has the first's layout."""
+    """A `png` or an `svg` that names its `author` and no date. A second kind of one figure has the
+    layout of the first.
+    """
     metadata: dict[str, Any] = {"Software": author} if kind == "png" else {"Creator": author, "Date": None}
     buffer = io.BytesIO()
     with _printable(author, figure):

@@ -23,7 +23,9 @@ _START = 10  # one row of so many at the start of a line, which may be steep, ma
 
 
 def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
-    """The mean losses of the groups on the first split that has any, beside their differences."""
+    """The mean loss of every group on the first split that has any, and beside it the differences
+    to the baseline.
+    """
     split = next((split for split in curves.splits if any(split in run.curves for run in curves.runs)), "")
     name, every = curves.splits.get(split, ""), range(len(curves.groups))
     styles = [curve_style(group.color, group.variant) for group in curves.groups]

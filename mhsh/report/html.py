@@ -58,7 +58,9 @@ def to_html(report: Report, live: bool = False) -> bytes:
 
 
 def _parts(report: Report) -> dict[str, Markup]:
-    """The HTML of each part of the page, by its element's id; those of curves may be empty."""
+    """The HTML of each part of the page, by the id of its element. Those of curves are empty where
+    there are none.
+    """
     curves = report.curves
     style_of = functools.partial(_style_of, report)
     fields = [(field, field) for field in curves.fields] if curves else []

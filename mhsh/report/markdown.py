@@ -38,7 +38,9 @@ def to_markdown(claims: Sequence[str], pictures: Mapping[str, str], tables: Sequ
 
 
 def escape(text: str) -> str:
-    """The text on one line, a backslash before what Markdown or HTML would interpret."""
+    """The text on one line, with a backslash before each character that Markdown or HTML would
+    interpret.
+    """
     return _SPECIAL.sub(r"\\\g<0>", sanitize(text))
 
 

@@ -230,7 +230,9 @@ class Report:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What is drawn of differences: intervals are cut at five times what half of them reach."""
+        """What is drawn of the differences. Intervals are cut that are over five times as far from
+        zero as half of them.
+        """
         ends = [value for cell in self.differences for value in (cell.value, cell.low, cell.high) if value is not None]
         most = 5 * statistics.median(map(abs, ends)) if ends else 0.0
         most = most or max(map(abs, ends), default=0.0) or 1.0

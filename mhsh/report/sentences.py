@@ -170,7 +170,9 @@ def unbounded(comparison: Comparison, place: int) -> str:
 
 
 def _untrained(group: Group) -> Iterable[str]:
-    """Which runs did not train, and what the training of the first stuck one said to try."""
+    """Which runs did not train, and what the training of the first stuck one said that one might
+    try.
+    """
     stuck, diverged = ([member for member in group.members if member.state == state] for state in (STUCK, DIVERGED))
     run = next((member.run for member in stuck if member.run is not None), None)
     if run is not None:
@@ -221,7 +223,9 @@ def what_decides(decision: Decision) -> str:
 
 
 def fairness_words(fairness: Fairness, better: bool | None = None) -> str:
-    """Whether losses are comparable. `better`: whether the group ends better; None: not known."""
+    """Whether the losses are comparable. `better`: whether the group ends better than the baseline;
+    None if that is not known.
+    """
     size = _size(fairness)
     reasons = [size] * fairness.may_be_size(better) + [f"different {format_list(fairness.unequal)}"] * bool(fairness.unequal)
     if reasons:

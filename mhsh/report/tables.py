@@ -1,4 +1,6 @@
-"""The tables of a report: groups, other measures, runs, conditions, rates, and what trains now."""
+"""The tables of a report: groups, what else was measured, runs, conditions, rates, and what trains
+now.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -
 
 
 def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
-    """Maps of the choosing seeds' mean loss, one a field: a row a shape, a column a value."""
+    """Maps of the mean loss of the choosing seeds, one a tuned field: a row a shape, a column a
+    value.
+    """
     maps: dict[str, dict[str, _Grid]] = {}
     for section in sections:
         for group, choice in ((group, group.choice) for group in section.groups if group.choice):
@@ -211,7 +215,9 @@ def stability_table(section: ReportSection) -> Table | None:
 
 
 def measures_table(section: ReportSection) -> Table | None:
-    """What stands beside the primary measure, with intervals, without a test; None: nothing."""
+    """What is shown beside the primary measure, with intervals and without a test; None: there is
+    nothing.
+    """
     comparison = section.comparison
     names = list(dict.fromkeys(name for values in comparison.values for name in values.metrics))
     columns = [Column("group"), *(Column(f"{comparison.measure.split} {name}".replace("_", " "), numeric=True) for name in names)]

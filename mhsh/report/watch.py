@@ -42,7 +42,9 @@ class Watched:
     """The newest report on run folders that may still change. Safe to use from several threads."""
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Report], rest: float = REST) -> None:
-        """`compute` reads the folders of runs; it raises UserError or OSError if it cannot."""
+        """The folders are runs, or hold runs. `compute` reads them, and raises UserError or OSError
+        if it cannot.
+        """
         self._folders = tuple(map(absolute, folders))
         self._compute = compute
         self._rest = rest

@@ -1,4 +1,6 @@
-"""What differences say against a margin fixed beforehand, alone and together; what would decide."""
+"""What a difference says against a margin that was fixed beforehand, what would decide it, and what
+several differences say together.
+"""
 
 from __future__ import annotations
 

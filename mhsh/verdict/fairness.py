@@ -241,7 +241,9 @@ def _settings_effect(row: str) -> Effect:
 
 
 def _start(run: RecordedRun, treatment: Sequence[str]) -> str:
-    """`fresh`, or settings (but for the treatment), data and training of what it started from."""
+    """`fresh`, or what the run started from: parents with equal text have equal settings (but for
+    the treatment), data and training.
+    """
     if not run.config.train.start_from and not run.lineage:
         return "fresh"
     parents = ", before it ".join(_parent(parent, treatment) for parent in run.lineage)
@@ -302,7 +304,9 @@ def _by_step(values: Mapping[str, Any]) -> str:
 
 
 def _in_mid_run(clock: Any) -> str | None:
-    """What changed seconds in mid-run, by the step after which it holds; None: not recorded."""
+    """Of what changes seconds, by the step after which it holds: all that changed in mid-run. None:
+    an older mhsh did not record it.
+    """
     if not isinstance(clock, Mapping) or not all(isinstance(values, Mapping) for values in clock.values()):
         return None
     by_step = {step: flatten({"run": values, **values}) for step, values in clock.items()}

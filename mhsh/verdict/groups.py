@@ -270,7 +270,9 @@ def _why_equal(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
 
 
 def _curve_bytes(run: RecordedRun) -> bytes | None:
-    """The steps and losses of a run; None with fewer than two finite losses, equal by chance."""
+    """The steps and losses of a run; None if fewer than two losses are finite: these may be equal
+    by chance.
+    """
     if sum(int(np.isfinite(curve.loss).sum()) for curve in run.curves.values()) < 2:
         return None
     return b"|".join(values.tobytes() for curve in run.curves.values() for values in (curve.x["step"], curve.loss))

@@ -109,7 +109,9 @@ def _metrics(runs: Sequence[RecordedRun], split: str) -> list[str]:
 
 
 def final_value(run: RecordedRun, key: str, split: str) -> float:
-    """The validation value where the run ended, or the mean of its last training rows; else nan."""
+    """The validation value where the run ended, or the mean of the last training rows; nan if there
+    is none.
+    """
     curve = run.curves[split]
     values = curve.loss if key == LOSS else curve.metrics.get(key, np.array([]))
     if not len(values) or not run.ends_in(split):
@@ -121,7 +123,9 @@ def final_value(run: RecordedRun, key: str, split: str) -> float:
 
 
 def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
-    """Where a curve first reaches `target`, by RATIO_RULE; nan: never, or never from above."""
+    """Where a curve first reaches `target`, by RATIO_RULE; nan if it never does, or no evaluation
+    above it comes before.
+    """
     row = next(iter(np.flatnonzero(loss <= target)), 0)
     if row == 0 or not math.isfinite(loss[row - 1]):
         return math.nan

@@ -108,7 +108,9 @@ class RecordedRun:
 
     @property
     def end(self) -> float | None:
-        """The step after which it ended: the config's last, or of a stopped run the last logged."""
+        """The step after which it ended: of a finished run the last of its config, of
+        others the last that was logged.
+        """
         if self.recorded("status") == FINISHED:
             return float(self.config.train.num_steps)
         return max((float(curve.steps[-1]) for curve in self.curves.values() if len(curve)), default=None)
@@ -365,7 +367,9 @@ def _loss_parts(metrics: Metrics) -> np.ndarray:
 
 
 def distinct_names(paths: Sequence[epath.Path]) -> list[str]:
-    """The shortest distinct ends of the paths, printable: a folder's name, perhaps parents."""
+    """The shortest distinct ends of the paths, printable: a folder's name, with as many parents as
+    needed.
+    """
     depths = [1] * len(paths)
 
     def name(index: int) -> str:

@@ -1,4 +1,6 @@
-"""How steadily runs train: loss spikes, gradient norms, the highest tuned value that trains."""
+"""How steadily runs train: spikes of the loss, the norm of the gradient, and the highest value of a
+tuned field that trains.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
 def _below(
     octaves: Float[np.ndarray, " rates"], means: Float[np.ndarray, " rates"], at: Float[np.ndarray, " x"]
 ) -> tuple[float, float]:
-    """How far a parabola through losses falls below its value at 0, and the factor of its error."""
+    """How far a parabola through the losses falls below its value at 0, and what the deviation of a
+    loss is multiplied with in that.
+    """
     weights = np.stack([at**2, at], axis=1) @ np.linalg.pinv(np.vander(octaves, 3))[:2]
     above = weights @ means
     lowest = int(above.argmin())
