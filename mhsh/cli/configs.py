@@ -1,4 +1,6 @@
-"""mhsh configs: config files with their variants, sources, every field, or one config in full."""
+"""mhsh configs: the config files with their variants, the sources of text, every field, or
+one config in full.
+"""
 
 from __future__ import annotations
 

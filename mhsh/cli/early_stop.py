@@ -49,7 +49,9 @@ def interrupted(number: int) -> int:
 
 
 def hold_back() -> None:
-    """Blocks the signals, also in a program that replaces this one, until a start unblocks them."""
+    """Blocks the signals until `end_at_once` or `unwind` unblocks them, also in a program that this
+    process starts in its place.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
 
 
@@ -85,7 +87,9 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raises an interrupt again that Python drops, as it came during garbage collection."""
+    """Python drops what is raised while it collects garbage. An interrupt is raised again, a moment
+    later.
+    """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         threading.Timer(_SECONDS_TO_TRY_AGAIN, _thread.interrupt_main, (signal.Signals(_heard or signal.SIGINT),)).start()
     else:

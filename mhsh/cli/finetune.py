@@ -104,7 +104,9 @@ def _at_rates(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping
 
 
 def _score(config: Config, summary: Mapping[str, Mapping[str, Any]]) -> float:
-    """The mean of a GLUE task's metrics, or SQuAD's F1 at the best threshold: it chooses a rate."""
+    """The score that chooses a rate: the mean of GLUE's metrics of the task, or SQuAD's F1 at the
+    best threshold for no answer.
+    """
     if isinstance(config.data, ClassificationDataConfig):
         return statistics.fmean(summary[name]["mean"] for name in GLUE_TASKS[config.data.task].metrics)
     return summary.get("best_f1", summary["f1"])["mean"]
@@ -147,7 +149,9 @@ def over_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str,
 
 
 def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """The mean, the deviation (None for a single seed) and the values by seed of every figure."""
+    """The mean, the standard deviation (None for a single seed) and the values by seed of every
+    figure.
+    """
     summary = {}
     for name in next(iter(figures.values())):
         by_seed = {str(seed): row[name] for seed, row in figures.items()}

@@ -88,7 +88,9 @@ def run(
 
 
 def _say_what_is_there(folder: Path) -> list[str]:
-    """Prints and returns the lines of `mhsh inspect`; what has none is refused by the import."""
+    """Prints the lines of `mhsh inspect`, and returns them. What cannot be described is refused by
+    the import, by the same reader.
+    """
     said: list[str] = []
     with contextlib.suppress(UserError):
         for line in describe_checkpoint(folder):
@@ -129,7 +131,9 @@ def _with_labels(imported: Imported, config: Config, labels: str | None) -> Impo
 
 
 def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, Tokenizer]:
-    """The config with what the checkpoint decides, and its tokenizer or that of data.vocab_path."""
+    """The config with what the checkpoint decides, and its tokenizer: that of data.vocab_path where
+    a BERT has none.
+    """
     data = config.data
     assert not isinstance(data, TranslationDataConfig), "no such model is imported"
     tokenizer: Tokenizer

@@ -57,7 +57,9 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
 
 
 def source_lines(config: Config) -> Iterator[str]:
-    """Lines on a config's data.source for the head of a command; none if it is not of files."""
+    """The same of a config's data.source, for the head of a command, from its first documents;
+    none where it is not of files.
+    """
     kind = SOURCES.get(config.data.source.partition(":")[0])
     if config.model.objective in ("mlm", "clm") and kind is not None and kind.in_folder:
         yield from describe_source(config.data.source, HEAD_CHARACTERS)

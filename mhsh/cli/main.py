@@ -1,4 +1,6 @@
-"""Runs a command with the imports that it needs; here alone an error becomes an exit status."""
+"""Runs a command with the imports that it needs and no others. The only place where an error
+becomes an exit status.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,9 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _in_rows(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The compiler's report as rows: verdict, launches, memory, FLOPs, kinds of collectives."""
+    """The compiler's report as rows: verdict, what a GPU launches, memory, FLOPs, and a row for
+    each kind of collective.
+    """
     rows = {name: report[name] for name in ("topology", "num_slices", "num_devices", "device_kind", "remat_policy")}
     rows |= {"verdict": _verdict(report), "compile_seconds": report["compile_seconds"]}
     rows |= {"launches_per_step": report.get("launches")}

@@ -64,7 +64,8 @@ def prefetched(batches: Batches, start: int, stop: int) -> grain.DatasetIterator
 
 
 def shuffled_batches(make: MakeBatch, num_examples: int, batch_size: int, seed: int, part: slice) -> Batches:
-    """Element k is the batch of training step k, for any k; this process makes `part` of it.
+    """Element k is the batch of training step k, for any k; of its B examples this process makes
+    those of `part`.
 
     Step k takes the indices k B to k B + B - 1 of an endless stream. Every `num_examples` indices
     are one epoch, which may end inside a batch: each example once, in an order that depends on the

@@ -215,7 +215,9 @@ class StreamedTask(Task[TokenizerT]):
 
     @abc.abstractmethod
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> TokenizerT:
-        """The config's vocabulary, or one trained on the training texts, perhaps read twice."""
+        """The vocabulary that the config names, or one trained on the texts of the training split,
+        which may be read twice.
+        """
 
     @abc.abstractmethod
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: TokenizerT) -> tuple[Examples, dict[str, Any]]:

@@ -114,8 +114,9 @@ def documents(source: str) -> Iterator[str]:
     """The documents of a `data.source`, in a fixed order, read lazily.
 
     A document is a string with one paragraph per line; paragraphs are stripped and not empty. It is
-    empty where the source has a place without text. Raises UserError where the source is wrong;
-    inside a file, when the reading gets there; at the end, where all documents are empty.
+    empty where the source has a place without text. Raises UserError where something is wrong with
+    the source. Errors inside a file are raised when the reading gets there; at the end, that all
+    documents are empty.
     """
     kind, argument = find_source(source)
     if not kind.in_folder:

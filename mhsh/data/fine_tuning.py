@@ -1,4 +1,6 @@
-"""Fine-tuning on GLUE and SQuAD: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], each with a target."""
+"""Fine-tuning on GLUE and SQuAD: examples [CLS] A [SEP] or [CLS] A [SEP] B [SEP], each with a
+target.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def assemble(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationCorpus(Corpus[WordPieceTokenizer]):
-    """A task of GLUE. The validation examples are those of `evaluation_sets`, set after set."""
+    """A task of GLUE. The validation examples are those of `evaluation_sets`, one set after the
+    other.
+    """
 
     glue: GlueTask
     evaluation_sets: dict[str, int]  # the number of examples of each
@@ -195,7 +199,9 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorpus(Corpus[WordPieceTokenizer]):
-    """Questions. The validation examples are `windows`, in order, of `validation_data`."""
+    """Questions. The validation examples are the windows of `validation_data`, in the order of
+    `windows`.
+    """
 
     validation_data: SquadData
     windows: tuple[Window, ...]
@@ -259,7 +265,8 @@ def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
 def encode_questions(
     questions: Sequence[Question], tokenizer: WordPieceTokenizer, model: ModelConfig, data: SpanDataConfig
 ) -> tuple[Examples, tuple[Window, ...]]:
-    """Examples [CLS] question [SEP] window [SEP] of all questions, without targets; the windows.
+    """The examples [CLS] question [SEP] window [SEP] of all questions, without targets, and their
+    windows.
 
     Windows start every `data.stride` tokens until one reaches the context's end (Devlin et al.
     2018's run_squad.py).

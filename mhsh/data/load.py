@@ -31,7 +31,9 @@ def task_of(config: Config) -> Task[Any]:
 
 
 def load_corpus(config: Config, vocabulary: epath.PathLike | None) -> Corpus[Any]:
-    """The corpus of a config, with the `vocabulary` of its run, or None; see `Task.load`."""
+    """The corpus of a config, with the `vocabulary` of its run (None: there is none yet); see
+    `Task.load`.
+    """
     return task_of(config).load(vocabulary)
 
 

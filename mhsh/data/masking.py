@@ -46,7 +46,8 @@ class MaskingRule:
 
 
 def mask_examples(inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B"], rule: MaskingRule) -> dict[str, np.ndarray]:
-    """Masked inputs and predictions. An example's depend on its inputs, its key and the rule alone.
+    """Masked inputs and their predictions. The result for an example depends on its inputs, its key
+    and the rule alone.
 
     Of the n maskable tokens of an example (neither special nor padding), round(mask_fraction n) are
     chosen, at least 1 and at most P.

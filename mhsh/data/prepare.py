@@ -1,4 +1,5 @@
-"""Examples on disk: a source is read and split once, and every chunk of it becomes one shard.
+"""Examples on disk: a source is read and split once, one vocabulary is made, and every chunk
+becomes one shard.
 
 data.source = arrayrecord:DIR reads the folder: prepare.json (what it was made of), the vocabulary,
 and the examples of train/ and validation/ (see shards.py). A killed preparation resumes from its

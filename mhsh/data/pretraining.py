@@ -173,6 +173,8 @@ class PretrainingTask(StreamedTask[Tokenizer]):
 
 
 def _lines(document: str) -> list[str]:
-    """The lines with their ends, as causal models read them; short texts keep all cores busy."""
+    """The lines with their ends: a causal model reads the text unchanged, and many short texts keep
+    all cores busy.
+    """
     *lines, last = document.split("\n")
     return [line + "\n" for line in lines] + ([last] if last else [])

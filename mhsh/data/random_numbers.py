@@ -71,7 +71,8 @@ def random_bits(seeds: UInt64[np.ndarray, " B"], count: int) -> UInt64[np.ndarra
 
 
 def shuffled(indices: Int64[np.ndarray, " n"], size: int, seed: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """Numbers below `size`, and epochs, at these indices of an endless stream of shuffled epochs.
+    """The numbers (0 to size - 1) at these indices of an endless stream of shuffled epochs, and
+    their epochs.
 
     Every `size` indices, from 0, are one epoch. It holds each number once, in an order of its own.
 

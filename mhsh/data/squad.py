@@ -75,7 +75,8 @@ class _File(msgspec.Struct):
 
 def read_squad(path: str | Path) -> SquadData:
     """The questions of a file (JSON, perhaps compressed); of version 2.0 where it gives none and a
-    question has `is_impossible`. Raises UserError that names what is wrong.
+    question has `is_impossible`. Raises UserError where the form is another or a question, which is
+    named, is wrong.
     """
     with unpacked(path) as (_, opened):
         content = parse_object(opened.read(), str(path))

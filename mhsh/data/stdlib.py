@@ -73,7 +73,8 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Wrapped text as paragraphs, one a line: the lines of a paragraph are joined by a space.
+    """Text wrapped at some column as paragraphs, one a line: the wrapped lines of a paragraph are
+    joined by a space.
 
     A line is taken as the continuation of the one before where it is indented like it (or the one
     before is a list item) and does not itself start like a list item, a prompt or a directive.

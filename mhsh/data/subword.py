@@ -92,7 +92,9 @@ def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
 
 
 def load_subword(path: epath.PathLike) -> SubwordTokenizer:
-    """The tokenizer that `save` wrote. Raises UserError: it is missing, damaged or another kind."""
+    """The tokenizer that `save` wrote. Raises UserError where the file is missing, damaged, or has
+    another kind of vocabulary.
+    """
     text = read_vocabulary(path, "tokenizer.json")
     try:
         model = json.loads(text)["model"]

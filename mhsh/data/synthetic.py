@@ -53,13 +53,17 @@ def held_out(number: int) -> bool:
 
 
 def training_pairs(count: int) -> Iterator[tuple[str, str]]:
-    """The first `count` pairs, English and German, without held-out numbers."""
+    """The pairs 0 to count - 1, English and German, without held-out numbers. Pair k is the same
+    for every count.
+    """
     blocks = (_pairs(block, from_held_out=False) for block in itertools.count())
     return itertools.islice(itertools.chain.from_iterable(blocks), count)
 
 
 def held_out_pairs() -> list[tuple[str, str]]:
-    """1,000 different pairs of held-out numbers alone, in the forms and shares of training."""
+    """1,000 different pairs, English and German, of held-out numbers alone. Their forms have the
+    shares of the training pairs.
+    """
     pairs: dict[tuple[str, str], None] = {}
     for pair in itertools.chain.from_iterable(_pairs(block, from_held_out=True) for block in itertools.count()):
         pairs[pair] = None
@@ -83,7 +87,9 @@ def _pairs(block: int, from_held_out: bool) -> Iterator[tuple[str, str]]:
 
 
 def _on_side(number: int, from_held_out: bool) -> int:
-    """The number where it is on that side; else the one at the same index of a run that is."""
+    """The number itself where it is on that side. Otherwise the one at the same index of a run that
+    is.
+    """
     if held_out(number) == from_held_out:
         return number
     cycle, index = divmod(number, _RUN * _EVERY)

@@ -49,7 +49,8 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too.
 
     A folder stands for the files named `in_folder` at any depth (None: for none). Raises UserError,
-    which names the setting `whose`, where there are none, or the bucket cannot be read.
+    in which the glob is that of the setting `whose`, where there are none, or the bucket cannot be
+    read.
     """
     try:
         paths = _matches(pattern)
@@ -165,7 +166,9 @@ def _wide_lines(file: io.BufferedReader, encoding: str, name: str) -> Iterator[s
 
 
 def read_lines(path: epath.PathLike | None) -> list[str]:
-    """All of `text_lines`, without carriage returns. Raises UserError if they are too long."""
+    """All of `text_lines`, without a carriage return at the end of a line. Raises UserError also
+    where they are too long together.
+    """
     return [line.removesuffix("\r") for line in bounded(text_lines(path), file_name(path))]
 
 
@@ -180,7 +183,9 @@ def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
 
 
 def read_vocabulary(path: epath.PathLike, form: str) -> str:
-    """The text of a vocab.txt, or of another `form`. Raises UserError where it has none."""
+    """The text of a vocabulary in a `form` such as vocab.txt. Raises UserError where it cannot be
+    read, or is not text.
+    """
     try:
         return decoded(whole_file(path), f"the vocabulary {path}")
     except FileNotFoundError:
@@ -245,7 +250,9 @@ def read_jsonl(path: epath.Path, field: str) -> Iterator[str]:
 
 
 def text_field(line: str) -> str | None:
-    """The dotted path of the longest text in a line's JSON object (or empty); None: no object."""
+    """The path of the longest text in a line that is an object of JSON, with dots ("" without a
+    text); None for any other line.
+    """
     try:
         value = msgspec.json.decode(line) if line.lstrip()[:1] == "{" else None
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):

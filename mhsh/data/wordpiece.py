@@ -74,7 +74,8 @@ class Tokenizer(abc.ABC):
 class WordPieceTokenizer(Tokenizer):
     """WordPiece as published with BERT.
 
-    Words end at white space and punctuation; each becomes its longest known pieces from the left.
+    White space and punctuation separate words; each word becomes its longest known pieces, from
+    left to right.
 
     Source: Devlin et al., arXiv 1810.04805, section 3, and the tokenization.py released with it.
     """
@@ -160,7 +161,9 @@ def check_known(counted: Mapping[str, Any], what: str, remedy: str) -> None:
 
 
 def unknown_fraction(counted: Mapping[str, Any]) -> float:
-    """The share of unknown characters in `count_unknown`; 0 for older shards without them."""
+    """The share of unknown characters in what `count_unknown` counted; 0 where nothing was, as in
+    older shards.
+    """
     return float(counted.get("unknown_characters", 0) / max(1, counted.get("characters", 0)))
 
 

@@ -42,7 +42,9 @@ def accuracy(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray
 
 
 def f1(labels: Real[np.ndarray, " examples"], predictions: Real[np.ndarray, " examples"]) -> float:
-    """The harmonic mean of precision and recall of class 1; 0 if none, as in scikit-learn."""
+    """The harmonic mean of precision and recall of class 1; 0 if there is none, as in
+    scikit-learn.
+    """
     true_positives = int(np.sum((labels == 1) & (predictions == 1)))
     positives = int(np.sum(labels == 1)) + int(np.sum(predictions == 1))
     return 2 * true_positives / positives if positives else 0.0

@@ -39,7 +39,8 @@ def full_name(name: str) -> str:
 
 
 def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
-    """Every parameter of a Post-LN BERT with learned positions and types, in order of computation.
+    """Every parameter of a Post-LN BERT with learned positions and token types, in the order of
+    computation.
 
     Hugging Face numbers the two classes of the next-sentence head the other way: its 0 says that
     the second segment follows, here 1 does.

@@ -74,7 +74,8 @@ def write_tables(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
 
 
 def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """LN(omega x + f(x)) as LN(x' + f'(x')), x' = omega x, for Admin's omega or DeepNorm's alpha.
+    """LN(omega x + f(x)) as LN(x' + f'(x')) with x' = omega x, for Admin's omega and DeepNorm's
+    alpha.
 
     x is the affine output of the LayerNorm before the sublayer (the embeddings' before the first),
     so its scale and bias times omega make x'; and f' is f with the kernels that read x divided by

@@ -1,4 +1,6 @@
-"""Which tensor of a checkpoint is which parameter, in which layout; all read and written."""
+"""Which tensor of a checkpoint is which parameter here, how the one is laid out as the other, and
+the reading and writing of them all.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ LAYERS = "encoder/layers/"
 
 
 class Parameter(NamedTuple):
-    """One parameter, or that of a layer where each has its own, and the tensor of its numbers."""
+    """One parameter, of one layer where every layer has its own, and the tensor with the same
+    numbers.
+    """
 
     path: str  # in the parameter tree
     name: str  # of the tensor; {} is the layer's number

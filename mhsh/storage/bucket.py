@@ -1,4 +1,5 @@
-"""Google Cloud Storage: the client of mhsh, Orbax and fsspec, and objects that one process owns.
+"""Google Cloud Storage: the client that all of mhsh, Orbax and fsspec use, and objects that one
+process owns.
 
 gcsfs takes any OSError of a question for "no such folder", among them a 502, and gives a request up
 after half a minute. Here a question fails, transient failures are tried again until the deadline of
@@ -136,8 +137,9 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def check_bucket(path: epath.PathLike) -> None:
-    """Prepares this process for the bucket of `path`, if it is in one. Raises UserError where it
-    does not exist, or is not for this login, and Unavailable where nobody answers.
+    """Prepares this process for the bucket of `path`; does nothing for a local path. Raises
+    UserError where it does not exist, or is not for this login. Raises Unavailable where nobody
+    answers.
     """
     if not is_remote(path):
         return
@@ -159,7 +161,9 @@ def server() -> str:
 
 @functools.cache
 def _check_login(bucket: str, server: str) -> None:
-    """Asks for an object's name, after the server has answered: silence would be waited for."""
+    """Asks for the name of one object. Before that, whether anybody listens: a server that drops
+    packets would be waited for.
+    """
     # Imported here because they are slow, and most runs are local.
     import urllib.error
     import urllib.request

@@ -12,7 +12,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds the folder's lock inside the `with`; the kernel frees it however the process ends.
+    """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
+    it ends.
 
     Args:
       wait: while another process holds it.

@@ -58,7 +58,9 @@ def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
 
 
 def _regular(path: epath.PathLike) -> IO[bytes]:
-    """A regular file to read. OSError for all else: a pipe may never begin, a device never end."""
+    """A regular file, opened for reading. Raises OSError for all else: a pipe may never begin, and
+    a device never end.
+    """
     # Without O_NONBLOCK opening a pipe would wait for who writes.
     descriptor = retried(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
     try:
@@ -73,7 +75,9 @@ def _regular(path: epath.PathLike) -> IO[bytes]:
 
 
 def cache_folder() -> Path:
-    """MHSH_CACHE, or mhsh in the user's cache. Raises UserError where this user has no home."""
+    """The folder of what can be made again: MHSH_CACHE, or mhsh in the user's cache. Raises
+    UserError where this user has no home.
+    """
     if named := os.environ.get("MHSH_CACHE"):
         return Path(named)
     try:
@@ -95,7 +99,8 @@ def absolute(path: epath.PathLike) -> epath.Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to. At the end of the `with` it is flushed and replaces `path`.
+    """A name beside `path` to write to. At the end of the `with` that file is flushed to the disk
+    and replaces `path`.
 
     After an exception nothing has changed. After a kill, `clear_half_files` removes what is left.
     """
@@ -160,7 +165,9 @@ def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
 
 
 def write_new(path: str | Path, content: str | bytes) -> None:
-    """Writes a new file, whole or not at all. Raises UserError where that cannot be done."""
+    """Writes a new file, whole or not at all. Raises UserError where it exists or cannot be
+    written.
+    """
     data = content.encode() if isinstance(content, str) else content
     try:
         file = open(path, "xb")  # noqa: SIM115 (only what this call has made is removed again)
@@ -207,8 +214,9 @@ def check_writable(flag: str, path: str | Path) -> None:
 
 
 def check_folder(flag: str, path: str) -> None:
-    """Checks, before any work, that `path` is a folder, or that one can be made there; a bucket
-    says so when it is asked. Raises UserError where it is empty, a file, or refused.
+    """Checks, before any work, that `path` is a folder, or that one can be made there. A bucket
+    says so itself when it is asked. Raises UserError where it is empty, a file, or the file system
+    refuses it.
     """
     if is_remote(path) or os.path.isdir(path):  # noqa: PTH112 (a name that is too long is none)
         return
@@ -296,7 +304,9 @@ def make_folder(folder: epath.PathLike) -> None:
 
 
 def check_new_folder(out: str) -> None:
-    """Raises UserError where `out` cannot be made: it is in a bucket, not empty, or no folder."""
+    """Raises UserError where `out` is in a bucket, a file, a folder that is not empty, or no place
+    that can be written.
+    """
     check_writable("--out", out)
     if is_dir(out):
         if names_in(out):

@@ -30,7 +30,9 @@ class _Block(NamedTuple):
 
 
 class Metrics:
-    """The rows of a metrics.jsonl up to its first damaged line, and its problem or None."""
+    """The rows of a metrics.jsonl up to its first damaged line, and what is wrong with the file, or
+    None.
+    """
 
     def __init__(self, blocks: Sequence[_Block], odd: Mapping[str, int], count: int, problem: str | None) -> None:
         """`odd`: by key, the first line that has something else than a number or null."""
@@ -53,7 +55,9 @@ class Metrics:
         return np.sort(_joined([block.lines for block in self._of(split, having)], np.int64))
 
     def numbers(self, split: str, key: str, having: Sequence[str] = ()) -> Float[np.ndarray, " n"]:
-        """A column of the rows that `lines` names; nan: null, absent, or not a finite float."""
+        """A column of the rows that `lines` names. nan: null, absent, no number, or none that a
+        float holds.
+        """
         return self._column(split, key, having, np.dtype(np.float64), math.nan)
 
     def flags(self, split: str, key: str, having: Sequence[str] = ()) -> Bool[np.ndarray, " n"]:
@@ -118,7 +122,9 @@ def read_metrics(path: epath.Path) -> Metrics:
 
 
 def _block(split: str, keys: Sequence[str], lines: Sequence[int], of_rows: Sequence[Any], odd: dict[str, int]) -> _Block:
-    """A block of rows with the same keys, row after row. Notes in `odd` what is no number."""
+    """A block of rows with the same keys, given one row after the other. Writes to `odd` where a
+    value is not a number.
+    """
     columns = {}
     for place, key in enumerate(keys):
         values = of_rows[place :: len(keys)]

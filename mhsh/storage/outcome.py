@@ -91,7 +91,9 @@ def uninformed(config: Config) -> str:
 
 
 def outcome_words(outcome: str, config: Config, entropy: float) -> str:
-    """The outcome of a run that has ended, in a line. A task has no tokens, hence no unigrams."""
+    """The outcome of a run that has ended, in a line. A task has no tokens to predict, and hence no
+    unigrams.
+    """
     known = uninformed(config)
     if config.model.objective in TASKS:
         words = {LEFT: f"better than {known} alone", ON_PLATEAU: f"no better than {known} alone"}.get(outcome, outcome)
@@ -111,7 +113,9 @@ def plateau_words(config: Config, step: int, split: str, loss: float, entropy: f
 
 
 def what_to_try(config: Config, loss: float, entropy: float) -> str:
-    """Flags for another run, where one ended or seems to stay on the plateau with this loss."""
+    """Advice for a run that ended, or seems to stay, on the plateau with this loss: flags for
+    another run.
+    """
     model, optimizer, steps = config.model, config.optimizer, config.train.num_steps
     is_fresh = not config.train.start_from
     more, flags = f"train.num_steps={4 * steps}", []

@@ -33,7 +33,9 @@ def is_dir(path: epath.PathLike) -> bool:
 
 
 def is_file(path: epath.PathLike) -> bool:
-    """Whether there is a regular file, or a link to one: a device has no end, a pipe may hang."""
+    """Whether there is a regular file, or a link to one: no device, which has no end, and no pipe,
+    which may never begin.
+    """
     return _kind(path) == stat.S_IFREG
 
 
@@ -61,7 +63,9 @@ def entries(folder: P) -> list[P]:
 
 
 def marked_folders(folder: epath.PathLike, mark: str) -> list[str]:
-    """The folders with an object `mark`, in a folder of a bucket, by one listing; sorted."""
+    """The names of the folders that hold an object `mark`, in a folder of a bucket, by one listing;
+    sorted.
+    """
     own = str(folder).removeprefix("gs://").rstrip("/")
     with bucket_objects(folder) as objects:
         below = [path.removeprefix(f"{own}/").split("/") for path in objects.find(str(folder))]

@@ -1,4 +1,6 @@
-"""The file of a run's rows, metrics.jsonl: appended, read, and cut where a run is resumed."""
+"""The file of a run's rows, metrics.jsonl: appended, read, and cut where a run goes on from a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ def _up_to(path: epath.Path, step: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _stream(path: epath.Path) -> Iterator[IO[bytes]]:
-    """The file. An object is read in one request: a run that is trained replaces it meanwhile."""
+    """The file's lines. An object is read in one request: a run that is trained replaces it
+    meanwhile, and what it was is then gone.
+    """
     if not is_remote(path):
         with opened(path) as file:
             yield file

@@ -1,4 +1,5 @@
-"""The folder of a run: config.json, run.json, metrics.jsonl, vocabulary, checkpoints and events.
+"""The folder of a run: config.json, run.json, metrics.jsonl, vocabulary, tensorboard/ and
+checkpoints/.
 
 Nothing here imports jax: reports read run folders on machines without it.
 """
@@ -49,7 +50,9 @@ class Counters(NamedTuple):
 
 
 class RunFolder:
-    """The folder of one run, local or in a bucket. Files are replaced atomically, rows appended."""
+    """The folder of one run, local or in a bucket (gs://). Files are replaced atomically, or whole
+    lines are appended.
+    """
 
     def __init__(self, path: epath.PathLike) -> None:
         """Raises UserError where `path` is not text, or in a bucket that cannot be reached."""
@@ -119,7 +122,8 @@ class RunFolder:
 
     def read_config(self, changes: Sequence[tuple[str, Any]] = ()) -> Config:
         """The config of the run as it went on last, with `changes` of `free_fields`, by path.
-        Raises UserError where it is missing, unreadable or invalid, or a change is not allowed.
+        Raises UserError where it is missing, unreadable or invalid, or a change is of another field
+        or not allowed.
         """
         config = self.config_at(None)
         changed = from_dict(override(to_dict(config), changes, "--config."))
@@ -178,7 +182,9 @@ class RunFolder:
         return [own | {"config": to_record(self.begun_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
-        """Whether there is more than the config that a run leaves before its first step."""
+        """Whether the folder holds more than a config: a run that failed before its first step has
+        not begun.
+        """
         names = names_in(self.path)
         traces = RUN_FILE in names or METRICS_FILE in names or ("checkpoints" in names and names_in(self.checkpoints_path))
         return CONFIG_FILE in names and bool(traces)
@@ -229,7 +235,9 @@ class RunFolder:
         return aside
 
     def counters(self, step: int) -> Counters | None:
-        """The counters of a checkpoint; None: it is imported. Raises UserError if damaged."""
+        """The counters of the checkpoint of `step`; None for an imported one.
+        Raises UserError where the file is damaged.
+        """
         path = self.checkpoints_path / str(step) / COUNTERS_FILE
         try:
             fields = read_object(path)
@@ -245,7 +253,9 @@ class RunFolder:
         return exists(self.path / RUN_FILE)
 
     def has_vocabulary(self) -> bool:
-        """Whether the vocabulary is the run's, recorded or imported, not a failed start's."""
+        """Whether the folder's vocabulary is the run's, recorded or imported, and not what a failed
+        start left.
+        """
         return self.has_run_record() or self.newest_checkpoint() is not None
 
     def vocabulary_hash(self, config: Config) -> str | None:
