@@ -88,8 +88,7 @@ def run(
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     import jax
 
-    # The plan only looks at shapes; an accelerator is for the workers, and two processes cannot
-    # always have it.
+    # The plan only looks at shapes; an accelerator is for the workers, and not always shared.
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
     check_margin(margin)

@@ -56,8 +56,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         recorded = SOURCES.record(self.data.source.partition(":")[0])
         return {
             "sentencex": importlib.metadata.version("sentencex"),
-            "model.objective": self.model.objective,
-            "model.next_sentence": self.model.next_sentence,
+            **self.layout(),
             # The content of the file that a user's own source is from.
             **({"data.source.sha256": recorded[0]["sha256"]} if recorded else {}),
             **super().job(),

@@ -57,8 +57,7 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"data.source = 'stdlib': cannot parse {path}: {error}; repair Python or use another source") from error
-    # In the order of the file: a reader (and a language model) wants a class's methods right after
-    # the class.
+    # In the order of the file: one wants a class's methods right after the class.
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

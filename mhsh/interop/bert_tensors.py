@@ -14,14 +14,12 @@ from mhsh.interop import tensors
 from mhsh.interop.tensors import LAYERS, Parameter, kernel, plain
 from mhsh.models.parameters import KERNELS
 
-# Before every tensor of the body (embeddings, encoder, pooler), unless the checkpoint is a body
-# alone.
+# Before every tensor of the body (embeddings, encoder, pooler), but not of a body alone.
 BODY_PREFIX = "bert."
 # Tied to the token table and to cls.predictions.bias: no numbers of their own.
 TIED_KERNEL, TIED_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 OUTPUT_BIAS, TOKEN_TABLE = "cls.predictions.bias", "embeddings.word_embeddings.weight"
-# By the first part of a parameter's path: what the tensors of a head begin with. The pooler belongs
-# to the body.
+# What a head's tensors begin with, by its path's first part. The pooler belongs to the body.
 HEADS = {
     "prediction": "cls.predictions.",
     "next_sentence": "cls.seq_relationship.",
