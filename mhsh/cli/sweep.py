@@ -92,7 +92,7 @@ def run(
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
     check_margin(margin)
-    plan = _judged(folder, _plan(folder, config, axes, sample, add_seeds, over, choosing_seeds), margin, pooled)
+    plan = _plan(folder, config, axes, sample, add_seeds, over, choosing_seeds, margin, pooled)
     if refine and plan.choosing is None:
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
@@ -121,12 +121,6 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
 
 
-def _judged(folder: SweepFolder, plan: Plan, margin: float | None, pooled: bool) -> Plan:
-    """The plan with how its difference is judged, which a folder that has one keeps."""
-    held = folder.read_plan() if folder.has_plan() else plan
-    return replace(plan, margin=held.margin if margin is None else margin, pooled=pooled or held.pooled)
-
-
 def _plan(
     folder: SweepFolder,
     config: Changed | None,
@@ -135,8 +129,10 @@ def _plan(
     add_seeds: int | None,
     over: str | None,
     choosing_seeds: int | None,
+    margin: float | None,
+    pooled: bool,
 ) -> Plan:
-    """The folder's plan with what the command adds."""
+    """The folder's plan with what the command adds, and how its difference is judged."""
     held = folder.read_plan() if folder.has_plan() else None
     fields = config.fields if config is not None else held.fields if held is not None else {}
     if not fields:
@@ -152,13 +148,14 @@ def _plan(
         axes = held.axes
     if add_seeds and not _is_adding(folder, held, add_seeds):
         axes = _with_seeds(axes, add_seeds)
-    planned = held.choosing if held is not None else None
-    if over is None or (planned is not None and over == planned.over and choosing_seeds is None):
-        return make_plan(axes, fields, planned)
-    plan = make_plan(axes, fields)
-    seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
-    # As a number, so that seeds that are added later do not choose.
-    return replace(plan, choosing=Choosing(over, choosing_seeds or len(seeds) // 2 or None))
+    plan = make_plan(axes, fields, held.choosing if held is not None else None)
+    if over is not None and (plan.choosing is None or plan.choosing.over != over or choosing_seeds is not None):
+        seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
+        # As a number, so that seeds that are added later do not choose.
+        plan = replace(plan, choosing=Choosing(over, choosing_seeds or len(seeds) // 2 or None))
+    if held is not None:
+        margin, pooled = held.margin if margin is None else margin, pooled or held.pooled
+    return replace(plan, margin=margin, pooled=pooled)
 
 
 def _is_adding(folder: SweepFolder, held: Plan | None, add_seeds: int) -> bool:
