@@ -83,10 +83,8 @@ def run(
     found = {"started_from": None if fresh else folder, "figures": summaries[best]}
     if rates is not None:
         found |= {"best": best, "scores": scores}
-    path = Path(workdir) / SUMMARY_FILE
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if rates is not None:
         print("Best on the validation data:", best)
+    (Path(workdir) / SUMMARY_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
     named = shlex.quote(str(Path(workdir) / best / f"seed-{seed}"))

@@ -99,13 +99,16 @@ def run(
         else:
             _answer(run_folder, config, config.data, step, input, output, null_threshold)
         return 0
-    result = _of_text(folder, config.model.objective, input, step, **options)
+    _write(_of_text(folder, config.model.objective, input, step, **options), output)
+    return 0
+
+
+def _write(text: str, output: str | None) -> None:
     if output is None:
-        sys.stdout.buffer.write(result.encode())
+        sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
     else:
-        write_new(output, result)
-    return 0
+        write_new(output, text)
 
 
 def _check(folder: str, objective: str, options: Mapping[str, Any], source: str | None, output: str | None) -> None:
