@@ -88,7 +88,8 @@ def run(
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     import jax
 
-    # The plan only looks at shapes; an accelerator is for the workers, and not always shared.
+    # The plan only looks at shapes; an accelerator is for the workers, and two processes cannot
+    # always have it.
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
     check_margin(margin)

@@ -24,7 +24,8 @@ from mhsh.storage.run_folder import TOKENIZER_FILE
 
 # Pairs given to the tokenizer at once: enough for all its threads, few enough for memory.
 _PAIRS_AT_ONCE = 4096
-# Pairs of at most so many tokens may differ by any ratio: two words may well become seven.
+# Pairs with at most this many tokens on both sides may differ by any ratio: two words are often
+# translated by seven.
 _SHORT = 10
 # Examples that are open for more pairs. More give fuller examples, and take more time a pair.
 _OPEN_EXAMPLES = 256
