@@ -122,7 +122,7 @@ def _check(objective: str, causal: bool, longest: int, positions: int) -> None:
     if causal and objective != "clm":
         raise UserError(f"mhsh bench decode: model.objective = {objective!r} beside 'clm'; give two causal models")
     if not causal and objective != "translation":
-        raise UserError(f"mhsh bench decode: model.objective = {objective!r} does not translate; give translation:VARIANT")
+        raise UserError(f"mhsh bench decode: model.objective = {objective!r} writes no text; give translation:NAME or gpt:NAME")
     if longest > positions:
         what = f"{longest} tokens are more" if causal else f"sentences of {longest} tokens are longer"
         raise UserError(f"{what} than model.max_positions = {positions}; raise it")

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0 success, 2 usage or input error, 75 stopped
     by SIGTERM with the state saved, 128 + n stopped by signal n.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_at_home(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     # A notebook names its own backend to the processes it starts, where that need not be installed.
     # mhsh draws into files alone.
     os.environ.pop("MPLBACKEND", None)
@@ -98,6 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{what} ({error.filename or 'while reading or writing'}); {remedy} and run the same command again")
     except KeyboardInterrupt:
         return early_stop.status() or 128 + signal.SIGINT
+
+
+def _at_home(argument: str) -> str:
+    """`--FLAG=~/FOLDER` with the folder that a shell makes of `--FLAG ~/FOLDER` alone."""
+    flag, equals, value = argument.partition("=")
+    is_path = flag.startswith("--") and flag != "--text" and value.startswith("~/")
+    return f"{flag}{equals}{os.path.expanduser(value)}" if is_path else argument  # noqa: PTH111 (a folder in a bucket is no Path)
 
 
 def _run(arguments: list[str]) -> int:

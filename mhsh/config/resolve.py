@@ -145,7 +145,8 @@ def _problems(config: Config) -> Iterator[str]:
     if data.sequence_length > model.max_positions:
         yield (
             f"data.sequence_length = {data.sequence_length} is longer than model.max_positions = {model.max_positions}; "
-            f"shorten the sequence, or add --config.model.max_positions={data.sequence_length}"
+            f"shorten it (--config.data.sequence_length={model.max_positions}), or for a fresh model "
+            f"add --config.model.max_positions={data.sequence_length}"
         )
     yield from _update_problems(config.optimizer, config.train)
     yield from _objective_problems(model, config.train)
@@ -255,7 +256,12 @@ def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
             yield f"data.mask_fraction = {data.mask_fraction}; allowed with model.objective = 'mlm': more than 0"
     if isinstance(data, SpanDataConfig):
         room = data.sequence_length - data.max_question_length - 3
-        if room < data.stride:
+        if room < 1:
+            yield (
+                f"data.max_question_length = {data.max_question_length}; allowed with data.sequence_length = "
+                f"{data.sequence_length}: up to {data.sequence_length - 4}"
+            )
+        elif room < data.stride:
             yield (
                 f"data.stride = {data.stride}; allowed with data.sequence_length = {data.sequence_length} and "
                 f"data.max_question_length = {data.max_question_length}: up to {room}, or some of the context would never be read"

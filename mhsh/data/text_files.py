@@ -54,7 +54,9 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     try:
         paths = _matches(pattern)
         if not paths and in_folder is not None:
-            folder = pattern.rstrip("/")
+            folder = pattern.rstrip("/") or "/"
+            if not is_remote(folder) and is_dir(Path(folder).expanduser()):  # its name may have a mark of a glob
+                folder = glob.escape(folder)
             paths = _matches(f"{folder}/**/{in_folder}")
             if is_remote(folder):  # whose globs do not leave hidden files out
                 paths = [path for path in paths if "/." not in str(path).removeprefix(folder)]
@@ -71,8 +73,8 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
 
 def _matches(pattern: str) -> list[epath.Path]:
     if not is_remote(pattern):
-        # Path.glob would refuse absolute patterns.
-        matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)  # noqa: PTH207
+        path = str(Path(pattern).expanduser())  # Path.glob would refuse absolute patterns
+        matches = [path] if is_file(path) else glob.glob(path, recursive=True)  # noqa: PTH207
         return [epath.Path(path) for path in matches if is_file(path)]
     try:
         with bucket_objects(pattern) as objects:

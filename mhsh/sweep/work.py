@@ -24,7 +24,7 @@ from mhsh.storage.holder import InUse, Watch, holder
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder
-from mhsh.training.loop import Held
+from mhsh.training.loop import Held, check_own_entries
 from mhsh.training.step import shared_program
 
 TRIES = 3  # at a cell whose worker dies each time at the same place; and of a worker that finishes none
@@ -164,6 +164,7 @@ class Worker:
         config = self._folder.run_config(cell, parent)
         if parent is not None and not config.train.start_from and not run.has_begun():
             print(f"{cell.name} trains all its steps: {parent.name} has no checkpoint from before its decay any more")
+        check_own_entries(config, run.path)
         run.begin(config)
         return config
 

@@ -104,7 +104,8 @@ def train_together(
 
 def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     """Raises UserError where an entry that the config names is not known here, or is not the one
-    that the run in the folder began with; the run that it starts from names the file, too.
+    that the run in the folder began with; the run that it starts from names the file, too, and must
+    be there.
     """
     folder, parent = RunFolder(workdir), config.train.start_from
     record = folder.recorded()
@@ -112,6 +113,7 @@ def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     if not record and parent:
         point = branch_point(parent)
         before = RunFolder(parent if point is None else point[0])
+        before.read_config()  # raises where there is none
         check_recorded(config, before.recorded(), before.path, REGISTRIES)
     if differing:
         raise UserError(f"{differing}; put that file back, or train in another --workdir")
@@ -130,7 +132,6 @@ class _Ready(NamedTuple):
 def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | None]:
     """The run, one of so many `together`; None where nothing is left to train."""
     config, folder, _ = held
-    check_own_entries(config, folder.path)
     bear(config.train.storage_minutes)
     if together > 1:
         check_together(config)

@@ -203,7 +203,7 @@ def _families(experiment: Experiment, path: str) -> list[list[Group]]:
 
 def _check_several(experiments: Sequence[Experiment], over: str, path: str) -> None:
     if all(len(groups) < 2 for experiment in experiments for groups in _families(experiment, path)):
-        raise UserError(f"--over={over}: no two groups differ in {path} alone; name a sweep over it")
+        raise UserError(f"--over={over}: no two groups differ in {path} alone; it takes a sweep with that axis")
 
 
 def _tune(experiment: Experiment, path: str, choosing: int | None, key: str) -> Experiment:

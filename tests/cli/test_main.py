@@ -69,6 +69,12 @@ def test_a_terminal_that_lacks_characters_gets_others(encoding: str, said: str) 
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout.decode(encoding).strip() == said
 
 
+def test_a_home_that_a_shell_leaves_to_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file").touch()
+    assert f"--workdir={tmp_path}/file is not a folder" in fails("train", TINY, "--workdir=~/file")
+
+
 def test_the_public_names_are_listed_before_they_are_loaded() -> None:
     """Which is what completion shows; jax is not loaded for it."""
     code = "import sys, mhsh; print(*dir(mhsh)); sys.exit('jax' in sys.modules)"

@@ -46,6 +46,12 @@ def test_a_folder_below_a_hidden_one(corpus: Path, monkeypatch: pytest.MonkeyPat
     assert read("text:~/.texts") == read(f"text:{corpus}//.texts/") == ["A"]
 
 
+def test_a_name_with_the_marks_of_a_glob(corpus: Path) -> None:
+    (corpus / "[en]").mkdir()
+    (corpus / "[en]" / "a[1].txt").write_text("A")
+    assert read(f"text:{corpus}/[en]") == read(f"text:{corpus}/[en]/a[1].txt") == ["A"]
+
+
 def test_a_folder_without_files_and_one_with_an_image(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "none" / ".hidden").mkdir(parents=True)
     (tmp_path / "none" / ".hidden" / "a.txt").write_text("A")
