@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,17 +42,42 @@ EXAMPLES = (
 )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a command adds to the plan, and how the sweep is judged.
+
+    Args:
+      axes: a field and its values, NAME=VALUE,...: heads_per_layer=8,4,2,1 seed=0,1,2
+        lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18. budget=100,1000 trains so many
+        steps; with the wsd schedule a longer run begins where the decay of the shorter one does.
+        Values that the plan lacks are added to it
+      sample: draw so many values of the axis that is given as LOW..HIGH, evenly in the logarithm
+      add_seeds: add so many seeds to the plan
+      over: train all values of this axis only on the choosing seeds, and the other seeds at each
+        setting's best value
+      choosing_seeds: with --over, how many of the seeds choose; half of them by default
+      margin: the difference that matters, such as 0.02, fixed before the runs
+      pooled: plan that its difference is pooled with those of other sweeps
+    """
+
+    axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    sample: Count | None = None
+    add_seeds: Count | None = None
+    over: str | None = None
+    choosing_seeds: int | None = None
+    margin: float | None = None
+    pooled: bool = False
+
+
+NOTHING_MORE = PlanOptions()
+
+
 def run(
     *,
     config: ChangedFlag | None = None,
     workdir: WorkdirFlag,
-    axes: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
-    sample: Count | None = None,
-    add_seeds: Count | None = None,
-    over: str | None = None,
-    choosing_seeds: int | None = None,
-    margin: float | None = None,
-    pooled: bool = False,
+    more: PlanOptions = NOTHING_MORE,
     refine: bool = False,
     dry_run: bool = False,
     parallel: Annotated[int, Parameter(validator=Number(gte=0))] = 1,
@@ -67,24 +92,13 @@ def run(
 
     Args:
       workdir: the sweep's folder, also in a bucket
-      axes: a field and its values, NAME=VALUE,...: heads_per_layer=8,4,2,1 seed=0,1,2
-        lr=1e-3,3e-3 scheme=post_ln,admin model.num_layers=6,18. budget=100,1000 trains so many
-        steps; with the wsd schedule a longer run begins where the decay of the shorter one does.
-        Values that the plan lacks are added to it
-      sample: draw so many values of the axis that is given as LOW..HIGH, evenly in the logarithm
-      add_seeds: add so many seeds to the plan
-      over: train all values of this axis only on the choosing seeds, and the other seeds at each
-        setting's best value
-      choosing_seeds: with --over, how many of the seeds choose; half of them by default
-      margin: the difference that matters, such as 0.02, fixed before the runs
-      pooled: plan that its difference is pooled with those of other sweeps
       refine: with --over, add values around the best until the grid hides little
       dry_run: print the plan and what it costs, and stop
       parallel: workers on this machine, which share the cores; 0 only plans
       together: cells that a worker trains in one program, which differ in seeds and rates alone
       retry: try failed cells again
     """
-    if choosing_seeds is not None and over is None:
+    if more.choosing_seeds is not None and more.over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     import jax
 
@@ -92,14 +106,15 @@ def run(
     # always have it.
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
-    check_margin(margin)
-    plan = _plan(folder, config, axes, sample, add_seeds, over, choosing_seeds, margin, pooled)
+    check_margin(more.margin)
+    plan = _plan(folder, config, more)
     if refine and plan.choosing is None:
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if dry_run:
         return 0
-    return _train(folder, plan, f"--add-seeds={add_seeds}" if add_seeds else "the plan", (parallel, together), retry, refine)
+    command = f"--add-seeds={more.add_seeds}" if more.add_seeds else "the plan"
+    return _train(folder, plan, command, (parallel, together), retry, refine)
 
 
 def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, int], retry: bool, refine: bool) -> int:
@@ -122,17 +137,7 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
 
 
-def _plan(
-    folder: SweepFolder,
-    config: Changed | None,
-    texts: Sequence[str],
-    sample: int | None,
-    add_seeds: int | None,
-    over: str | None,
-    choosing_seeds: int | None,
-    margin: float | None,
-    pooled: bool,
-) -> Plan:
+def _plan(folder: SweepFolder, config: Changed | None, more: PlanOptions) -> Plan:
     """The folder's plan with what the command adds, and how its difference is judged."""
     held = folder.read_plan() if folder.has_plan() else None
     fields = config.fields if config is not None else held.fields if held is not None else {}
@@ -140,23 +145,22 @@ def _plan(
         raise UserError(
             f"mhsh sweep needs --config={CONFIG}, such as --config=study:base, or a --workdir whose plan holds one; {LIST}"
         )
-    axes = parse_axes(texts, fields, sample) if texts or held is None else held.axes  # before heads are regrouped
+    axes = parse_axes(more.axes, fields, more.sample) if more.axes or held is None else held.axes  # before heads are regrouped
     if config is not None:
         _check_apart(axes, config)
     if held is not None and {axis.path for axis in held.axes} == {axis.path for axis in axes}:
         for axis in axes:
             held = replace(held, axes=_with_values(held.axes, axis.path, axis.values))
         axes = held.axes
-    if add_seeds and not _is_adding(folder, held, add_seeds):
-        axes = _with_seeds(axes, add_seeds)
+    if more.add_seeds and not _is_adding(folder, held, more.add_seeds):
+        axes = _with_seeds(axes, more.add_seeds)
     plan = make_plan(axes, fields, held.choosing if held is not None else None)
-    if over is not None and (plan.choosing is None or plan.choosing.over != over or choosing_seeds is not None):
+    if more.over is not None and (plan.choosing is None or plan.choosing.over != more.over or more.choosing_seeds is not None):
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
         # As a number, so that seeds that are added later do not choose.
-        plan = replace(plan, choosing=Choosing(over, choosing_seeds or len(seeds) // 2 or None))
-    if held is not None:
-        margin, pooled = held.margin if margin is None else margin, pooled or held.pooled
-    return replace(plan, margin=margin, pooled=pooled)
+        plan = replace(plan, choosing=Choosing(more.over, more.choosing_seeds or len(seeds) // 2 or None))
+    margin = held.margin if held is not None and more.margin is None else more.margin
+    return replace(plan, margin=margin, pooled=more.pooled or (held is not None and held.pooled))
 
 
 def _is_adding(folder: SweepFolder, held: Plan | None, add_seeds: int) -> bool:
