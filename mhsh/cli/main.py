@@ -52,6 +52,7 @@ NAMES = [name for commands in COMMANDS.values() for name in commands]
 _FILE_SYSTEM_ERRORS = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
+    errno.EFBIG: ("a file is larger than this process may write", "raise the limit (ulimit -f)"),
     errno.EROFS: ("the file system is read-only", "make it writable"),
     errno.EIO: ("the disk does not answer: input/output error", "repair it"),
     errno.EACCES: ("permission is denied", "change the permissions"),

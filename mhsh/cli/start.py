@@ -23,6 +23,7 @@ _ERRORS = "mhsh.plain"
 
 def start() -> int:
     """Runs the command of sys.argv; returns its exit status."""
+    open_closed_streams()
     replace_missing_characters()
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     status = _run(command)
@@ -71,6 +72,15 @@ def restart_with_huge_pages() -> None:
         sys.stdout.flush()
         early_stop.hold_back()  # a new program hears no signal until it listens
         os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: SETTING})
+
+
+def open_closed_streams() -> None:
+    """Opens the standard streams that whoever started this process had closed, on nothing. Else the
+    next file would get the number of one, and what a library prints there would land in it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (it stays open, under the lowest free number)
 
 
 def replace_missing_characters() -> None:

@@ -11,6 +11,7 @@ import msgspec
 from mhsh.data.text_files import unpacked
 from mhsh.errors import UserError
 from mhsh.storage.files import expanded, parse_object
+from mhsh.storage.questions import exists
 
 # The values of `version` in the official files.
 _VERSIONS = {"1.1": "1.1", "v1.1": "1.1", "2.0": "2.0", "v2.0": "2.0"}
@@ -48,7 +49,12 @@ def read_questions(source: str, field: str) -> SquadData:
     kind, _, path = source.partition(":")
     if kind != "json" or not path:
         raise UserError(f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form")
-    return read_squad(str(expanded(path)))
+    if not exists(file := expanded(path)):
+        raise UserError(
+            f"{field} = {source!r} does not exist; name one that does (an empty data.validation_source holds out a part of "
+            "data.source)"
+        )
+    return read_squad(str(file))
 
 
 class _Question(msgspec.Struct):

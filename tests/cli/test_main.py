@@ -75,6 +75,24 @@ def test_a_home_that_a_shell_leaves_to_us(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"--workdir={tmp_path}/file is not a folder" in fails("train", TINY, "--workdir=~/file")
 
 
+def test_streams_that_are_closed_are_opened_on_nothing() -> None:
+    """A file that is opened then has none of their numbers."""
+    closed = '"$0" -m mhsh --version >&- 2>&- <&-'
+    assert subprocess.run(["bash", "-c", closed, sys.executable], cwd=ROOT, check=False).returncode == 0
+    code = "from mhsh.cli import start; start.open_closed_streams(); import os; os._exit(open(os.devnull).fileno())"
+    done = subprocess.run(["bash", "-c", f'"$0" -c "{code}" >&- 2>&- <&-', sys.executable], cwd=ROOT, check=False)
+    assert done.returncode > 2
+
+
+def test_a_file_that_the_process_may_not_write_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("".join(f"{number} of many words in a line.\n" for number in range(3000)))
+    prepare = f"prepare {TINY} --config.data.source=lines:{tmp_path}/text --config.data.tokenizer=bytes --out={tmp_path}/out"
+    command = ["bash", "-c", f'ulimit -f 20; "$0" -m mhsh {prepare} --workers=1', sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = "mhsh: a file is larger than this process may write (while reading or writing); raise the limit (ulimit -f)"
+    assert done.returncode == 2 and done.stderr.startswith(said), done.stderr
+
+
 def test_the_public_names_are_listed_before_they_are_loaded() -> None:
     """Which is what completion shows; jax is not loaded for it."""
     code = "import sys, mhsh; print(*dir(mhsh)); sys.exit('jax' in sys.modules)"

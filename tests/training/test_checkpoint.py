@@ -140,6 +140,11 @@ def test_reading_changes_nothing_and_leaves_strangers_alone(make_config, tmp_pat
     assert sorted(tmp_path.rglob("*")) == before
     save(tmp_path, 8, state)
     assert not unfinished.exists() and (tmp_path / "9").read_text() == "mine"
+    (tmp_path / "8" / "files.json").unlink()
+    damaged = StoredCheckpoints(tmp_path)
+    with pytest.raises(UserError, match=r"8 is damaged: .*; put it back from a copy, or take another step \(there is 7\)$"):
+        damaged.restore_params(8, abstract.params)
+    damaged.close()
 
 
 @pytest.mark.parametrize("kind", ["file", "broken link"])

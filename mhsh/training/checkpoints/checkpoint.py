@@ -127,9 +127,15 @@ class StoredCheckpoints:
         return TrainState(params, opt_state, saved_step)
 
     def restore_params(self, step: int, abstract: Any) -> Any:
-        """The parameters of `step` alone; raises as `restore` does."""
-        self._check_files(step)
-        return self._restore_item(step, "params", abstract)
+        """The parameters of `step` alone; raises as `restore` does, and names the other steps."""
+        try:
+            self._check_files(step)
+            return self._restore_item(step, "params", abstract)
+        except DamagedCheckpoint as error:
+            others = ", ".join(str(other) for other in sorted(self.steps()) if other != step)
+            raise DamagedCheckpoint(
+                f"{error}; put it back from a copy, or take another step (there is {others or 'none'})"
+            ) from error
 
     def close(self) -> None:
         """Frees what reading took."""
