@@ -128,6 +128,8 @@ def documents(source: str) -> Iterator[str]:
 def _cleaned(texts: Iterable[str], source: str) -> Iterator[str]:
     empty = True
     for text in texts:
+        if not isinstance(text, str):  # of a user's source
+            raise UserError(f"data.source = {source!r} gives a document of type {type(text).__name__}; give strings")
         lines = (line.strip(BLANKS) for line in text.split("\n"))
         document = "\n".join(line for line in lines if line)
         empty = empty and not document

@@ -117,8 +117,8 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     may scale the layers' gradients and updates.
 
     `update` takes the keywords `learning_rate`, that of the step, and `grad_norm`, the gradients'
-    global norm. Raises UserError where there is no such entry or scheme, or they do not go
-    together.
+    global norm. Raises UserError where there is no such entry or scheme, they do not go
+    together, or the entry returns something else.
     """
     check_entries(config)
     optimizer, model = config.optimizer, config.model
@@ -131,7 +131,11 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
         chain.append(scale_by(lambda grad_norm, **_: most / jnp.maximum(grad_norm, most)))
     if scales is not None:
         chain.append(scale_layers(scales[0]))
-    chain.append(rule.build(optimizer))
+    update = rule.build(optimizer)
+    if not isinstance(update, optax.GradientTransformation):
+        what = type(update).__name__
+        raise UserError(f"optimizer.name = {optimizer.name!r} returns a {what}; return an optax.GradientTransformation")
+    chain.append(update)
     chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=mask))
     if rule.trust_ratio:
         chain.append(optax.masked(scale_by_layer_trust_ratio(), mask))

@@ -87,7 +87,8 @@ def test_streams_that_are_closed_are_opened_on_nothing() -> None:
 def test_a_file_that_the_process_may_not_write_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("".join(f"{number} of many words in a line.\n" for number in range(3000)))
     prepare = f"prepare {TINY} --config.data.source=lines:{tmp_path}/text --config.data.tokenizer=bytes --out={tmp_path}/out"
-    command = ["bash", "-c", f'ulimit -f 20; "$0" -m mhsh {prepare} --workers=1', sys.executable]
+    # Without -B Python would leave half of what it compiles.
+    command = ["bash", "-c", f'ulimit -f 20; "$0" -B -m mhsh {prepare} --workers=1', sys.executable]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     said = "mhsh: a file is larger than this process may write (while reading or writing); raise the limit (ulimit -f)"
     assert done.returncode == 2 and done.stderr.startswith(said), done.stderr

@@ -134,6 +134,8 @@ def test_a_user_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     add = add_source("mine", argument="COUNT", reads="numbers", document="a number")
     assert add(add(mine)) is mine
     assert read("mine:3") == ["0", "1", "2"]
+    add_source("raw", argument="COUNT", reads="numbers", document="a number")(lambda count: iter([b"0"]))
+    assert "data.source = 'raw:1' gives a document of type bytes; give strings" in refusal("raw:1")
     assert "mine:COUNT" in refusal("mine")
     with pytest.raises(UserError, match=r"the source 'text' of test_sources.py .* already exists, of mhsh itself"):
         add_source("text", reads="x", document="y")(mine)

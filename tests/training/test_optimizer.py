@@ -13,15 +13,23 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from msgspec.structs import replace
 
-from mhsh.config.entries import SCHEMES
+from mhsh.config.entries import SCHEMES, UPDATE_RULES, add_optimizer
 from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.parameters import DECAYED_PARAMETERS
-from mhsh.training.optimizer import decay_mask, decayed_count
+from mhsh.training.optimizer import build_optimizer, decay_mask, decayed_count
 from tests.training.optimizers import CLOSE, by_path, gradients, optimizer_with_rate, rate_of, trained
 
 MASK = functools.partial(decay_mask, "admin")
+
+
+def test_an_entry_that_returns_no_update_is_named(make_config, monkeypatch):
+    monkeypatch.setattr(UPDATE_RULES, "_entries", {name: UPDATE_RULES[name] for name in UPDATE_RULES.names()})
+    monkeypatch.setattr(UPDATE_RULES, "_origins", {})
+    add_optimizer("nothing")(lambda optimizer: None)
+    with pytest.raises(UserError, match=r"^optimizer.name = 'nothing' returns a NoneType; return an optax.Gradient"):
+        build_optimizer(make_config("bert", "2l8h", **{"optimizer.name": "nothing"}))
 
 
 # What decays.
