@@ -70,14 +70,14 @@ class PlanOptions:
     pooled: bool = False
 
 
-NOTHING_MORE = PlanOptions()
+DEFAULTS = PlanOptions()
 
 
 def run(
     *,
     config: ChangedFlag | None = None,
     workdir: WorkdirFlag,
-    more: PlanOptions = NOTHING_MORE,
+    options: PlanOptions = DEFAULTS,
     refine: bool = False,
     dry_run: bool = False,
     parallel: Annotated[int, Parameter(validator=Number(gte=0))] = 1,
@@ -98,7 +98,7 @@ def run(
       together: cells that a worker trains in one program, which differ in seeds and rates alone
       retry: try failed cells again
     """
-    if more.choosing_seeds is not None and more.over is None:
+    if options.choosing_seeds is not None and options.over is None:
         raise UserError("--choosing-seeds goes with --over, the axis that they choose a value of")
     import jax
 
@@ -106,14 +106,14 @@ def run(
     # always have it.
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
-    check_margin(more.margin)
-    plan = _plan(folder, config, more)
+    check_margin(options.margin)
+    plan = _plan(folder, config, options)
     if refine and plan.choosing is None:
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if dry_run:
         return 0
-    command = f"--add-seeds={more.add_seeds}" if more.add_seeds else "the plan"
+    command = f"--add-seeds={options.add_seeds}" if options.add_seeds else "the plan"
     return _train(folder, plan, command, (parallel, together), retry, refine)
 
 
@@ -137,7 +137,7 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
     return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
 
 
-def _plan(folder: SweepFolder, config: Changed | None, more: PlanOptions) -> Plan:
+def _plan(folder: SweepFolder, config: Changed | None, options: PlanOptions) -> Plan:
     """The folder's plan with what the command adds, and how its difference is judged."""
     held = folder.read_plan() if folder.has_plan() else None
     fields = config.fields if config is not None else held.fields if held is not None else {}
@@ -145,22 +145,24 @@ def _plan(folder: SweepFolder, config: Changed | None, more: PlanOptions) -> Pla
         raise UserError(
             f"mhsh sweep needs --config={CONFIG}, such as --config=study:base, or a --workdir whose plan holds one; {LIST}"
         )
-    axes = parse_axes(more.axes, fields, more.sample) if more.axes or held is None else held.axes  # before heads are regrouped
+    # Before heads are regrouped.
+    axes = parse_axes(options.axes, fields, options.sample) if options.axes or held is None else held.axes
     if config is not None:
         _check_apart(axes, config)
     if held is not None and {axis.path for axis in held.axes} == {axis.path for axis in axes}:
         for axis in axes:
             held = replace(held, axes=_with_values(held.axes, axis.path, axis.values))
         axes = held.axes
-    if more.add_seeds and not _is_adding(folder, held, more.add_seeds):
-        axes = _with_seeds(axes, more.add_seeds)
+    if options.add_seeds and not _is_adding(folder, held, options.add_seeds):
+        axes = _with_seeds(axes, options.add_seeds)
     plan = make_plan(axes, fields, held.choosing if held is not None else None)
-    if more.over is not None and (plan.choosing is None or plan.choosing.over != more.over or more.choosing_seeds is not None):
+    planned = None if plan.choosing is None else plan.choosing.over
+    if options.over is not None and (options.over != planned or options.choosing_seeds is not None):
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
         # As a number, so that seeds that are added later do not choose.
-        plan = replace(plan, choosing=Choosing(more.over, more.choosing_seeds or len(seeds) // 2 or None))
-    margin = held.margin if held is not None and more.margin is None else more.margin
-    return replace(plan, margin=margin, pooled=more.pooled or (held is not None and held.pooled))
+        plan = replace(plan, choosing=Choosing(options.over, options.choosing_seeds or len(seeds) // 2 or None))
+    margin = held.margin if held is not None and options.margin is None else options.margin
+    return replace(plan, margin=margin, pooled=options.pooled or (held is not None and held.pooled))
 
 
 def _is_adding(folder: SweepFolder, held: Plan | None, add_seeds: int) -> bool:
