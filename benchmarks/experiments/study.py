@@ -76,6 +76,8 @@ STAGES = {
     "recall": f"study:recall heads_per_layer=4,2,1 {FASTER} {MUON}",
     "recall_two": f"study:recall heads_per_layer=4,2,1 {FASTER} {MUON} --config.data.source=recall:2"
     " --config.train.num_steps=3000 --config.optimizer.decay_steps=600",
+    "recall_longer": f"study:recall heads_per_layer=4,2,1 lr=5e-4,1e-3,2e-3 {EIGHT} {MUON} --config.data.source=recall:2"
+    " --config.train.num_steps=10000 --config.optimizer.decay_steps=2000",
     "copying": f"study:recall heads_per_layer=4,2,1 {FASTER} {MUON} --config.data.source=copying:30",
     "books": f"study:decoder heads_per_layer=4,1 lr=4e-3,8e-3,1.6e-2 {EIGHT} {MUON}"
     " --config.train.num_steps=2550 --config.optimizer.decay_steps=510",

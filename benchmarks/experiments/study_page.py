@@ -44,6 +44,7 @@ PARTS = {
     "larger": "A standard decoder of five million parameters",
     "recall": "Associative recall, one key at once",
     "recall_two": "Associative recall, two keys at once",
+    "recall_longer": "Associative recall, two keys at once, three times as long",
     "copying": "Copying",
     "steady": "24 heads in 1 to 24 layers, three residual schemes",
     "example": "The paper's example: 6 layers of six heads and 36 of one",
