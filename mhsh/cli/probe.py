@@ -176,7 +176,9 @@ def _batch(corpus: Any, rows: int) -> Mapping[str, Any]:
 def _validation(corpus: Any, count: int, rows: int) -> list[Mapping[str, Any]]:
     """The first `count` batches of validation rows, none of them filled up."""
     if len(corpus.validation) < count * rows:
-        raise UserError(f"--batches={count} of --rows={rows} are more than the {len(corpus.validation)} validation rows; lower one")
+        raise UserError(
+            f"--batches={count} of --rows={rows} are more than the {len(corpus.validation)} validation rows; lower one of them"
+        )
     batches = corpus.validation_batches(rows)
     return [batches[index] for index in range(count)]
 

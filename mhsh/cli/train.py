@@ -130,5 +130,7 @@ def first_line(config: Config, folder: RunFolder) -> str:
 def _config_in(workdir: str, changes: Sequence[tuple[str, Any]]) -> Config:
     folder = RunFolder(workdir)
     if not exists(folder.path / CONFIG_FILE):
-        raise UserError(f"mhsh train needs --config={CONFIG}, such as --config=bert:3l4h, or a --workdir with config.json; {LIST}")
+        raise UserError(
+            f"mhsh train needs --config={CONFIG}, such as --config=bert:3l4h, or a --workdir with a config.json; {LIST}"
+        )
     return from_dict(override(to_dict(folder.read_config()), changes, "--config."))

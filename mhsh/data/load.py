@@ -43,7 +43,9 @@ def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordToke
     """
     task = task_of(config)
     if not isinstance(task, PretrainingTask | TranslationTask):
-        raise UserError(f"{folder.path} is a run of model.objective = {config.model.objective!r}, for examples: see mhsh predict")
+        raise UserError(
+            f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
+        )
     vocabulary = folder.vocabulary(config)
     if vocabulary is None:
         raise UserError(f"{folder.checkpoints_path} holds no checkpoint; train the run first")

@@ -31,7 +31,8 @@ _EXAMPLES_AT_ONCE = 16384
 # it finds hold in the original too.
 _WHITE_SPACE = {code: " " for code in range(0x10000) if chr(code).isspace()}
 
-# Texts given to the tokenizer at once: enough for all its threads, few enough for memory.
+# Texts given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
+# stay small.
 _TEXTS_AT_ONCE = 4096
 
 
@@ -258,7 +259,8 @@ def _plan_pairs(
             first = int(rng.integers(edges[other], edges[other + 1]))
             last = _fit(bounds, first, edges[other + 1], room - int(bounds[middle] - bounds[start]))
             if last == first:
-                # A is shortened for one sentence beside it, for which `split_limit` leaves room.
+                # A is shortened, so that one sentence fits beside it. There is room for one: see
+                # `split_limit`.
                 last = first + 1
                 middle = _fit(bounds, start, middle, room - int(bounds[last] - bounds[first]))
             spans.append((start, middle, first, last, 0))

@@ -14,7 +14,8 @@ from mhsh.data import synthetic, tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
 
-# Control characters (category Cc) that are no white space are removed; others become a space.
+# Control characters (category Cc) that are not white space; they are removed. The others become a
+# space.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if not chr(code).isspace()}
 
 

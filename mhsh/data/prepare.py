@@ -131,7 +131,9 @@ def _check_source(out: Path, task: StreamedTask[Any], fingerprint: str) -> None:
     for stream in task.streams():
         deque(_hashed(stream, digest), maxlen=0)
     if digest.hexdigest() != fingerprint:
-        raise UserError(f"{out} was begun with other {task.items} than data.source = {task.data.source!r}; choose another --out")
+        raise UserError(
+            f"{out} was begun with other {task.items} than data.source = {task.data.source!r} holds now; choose another --out"
+        )
 
 
 def _hashed(stream: Iterable[Item], digest: Any) -> Iterator[Item]:

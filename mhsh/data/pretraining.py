@@ -90,7 +90,9 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
         if tuple(read_vocab(path)) != tokenizer.vocab:
-            raise UserError(f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back, or empty data.vocab_path")
+            raise UserError(
+                f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy, or empty data.vocab_path"
+            )
         return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
 
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer) -> tuple[Examples, dict[str, Any]]:

@@ -315,7 +315,9 @@ def check_unpacked(path: epath.PathLike) -> None:
         while at < size and len(header := _read(file, at, _CHUNK_HEADER.size)) == _CHUNK_HEADER.size:
             _, length, _, _, unpacked = _CHUNK_HEADER.unpack(header)
             if unpacked > max(LARGEST, size):
-                raise UserError(f"{path} has a record of {unpacked >> 20} MiB, more than the {LARGEST >> 20} of any; prepare again")
+                raise UserError(
+                    f"{path} has a record of {unpacked >> 20} MiB, more than the {LARGEST >> 20} of any; prepare it again"
+                )
             at += _CHUNK_HEADER.size + length
 
 

@@ -56,8 +56,11 @@ def _docstrings(path: Path) -> Iterator[str]:
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"data.source = 'stdlib': cannot parse {path}: {error}; repair Python or use another source") from error
-    # In the order of the file: one wants a class's methods right after the class.
+        raise UserError(
+            f"data.source = 'stdlib': cannot parse {path}: {error}; repair this Python or use another source"
+        ) from error
+    # In the order of the file: a reader (and a language model) wants a class's methods right after
+    # the class.
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

@@ -105,7 +105,9 @@ def load_subword(path: epath.PathLike) -> SubwordTokenizer:
     except UserError:
         raise
     except Exception as error:  # the library raises bare exceptions
-        raise UserError(f"{path} is damaged or not a tokenizer.json ({type(error).__name__}: {error}); put it back") from error
+        raise UserError(
+            f"{path} is damaged or not a tokenizer.json ({type(error).__name__}: {error}); put it back from a copy"
+        ) from error
     if tuple(pieces[: len(SPECIALS)]) != SPECIALS:
         raise UserError(f"{path} begins with {pieces[:4]}, not {' '.join(SPECIALS)}; it is not a translation vocabulary of mhsh")
     if len(set(_ALPHABET) - set(pieces)):

@@ -30,7 +30,8 @@ from mhsh.storage.questions import is_dir, is_file
 _MOST_LAYERS = 2  # of compression, one in another
 _BUFFER_BYTES = 1 << 16
 _LONGEST = 1 << 28  # bytes of a line, or characters of lines that are kept together
-# str.strip() would also strip U+0085 and its like, which are text: only "\n" ends a line.
+# str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
+# "\n" ends a line.
 BLANKS = " \t\r\v\f"
 
 

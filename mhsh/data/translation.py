@@ -22,12 +22,14 @@ from mhsh.errors import UserError
 from mhsh.storage.files import expanded
 from mhsh.storage.run_folder import TOKENIZER_FILE
 
-# Pairs given to the tokenizer at once: enough for all its threads, few enough for memory.
+# Pairs given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
+# stay small.
 _PAIRS_AT_ONCE = 4096
 # Pairs with at most this many tokens on both sides may differ by any ratio: two words are often
 # translated by seven.
 _SHORT = 10
-# Examples that are open for more pairs. More give fuller examples, and take more time a pair.
+# Examples that are open for more pairs while pairs are packed. More give fuller examples, and take
+# more time a pair.
 _OPEN_EXAMPLES = 256
 
 

@@ -14,12 +14,14 @@ from mhsh.interop import tensors
 from mhsh.interop.tensors import LAYERS, Parameter, kernel, plain
 from mhsh.models.parameters import KERNELS
 
-# Before every tensor of the body (embeddings, encoder, pooler), but not of a body alone.
+# Before every tensor of the body (embeddings, encoder, pooler), unless the checkpoint is a body
+# alone.
 BODY_PREFIX = "bert."
 # Tied to the token table and to cls.predictions.bias: no numbers of their own.
 TIED_KERNEL, TIED_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 OUTPUT_BIAS, TOKEN_TABLE = "cls.predictions.bias", "embeddings.word_embeddings.weight"
-# What a head's tensors begin with, by its path's first part. The pooler belongs to the body.
+# By the first part of a parameter's path: what the tensors of a head begin with. The pooler belongs
+# to the body.
 HEADS = {
     "prediction": "cls.predictions.",
     "next_sentence": "cls.seq_relationship.",
@@ -96,7 +98,9 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
         plain = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name.removeprefix(BODY_PREFIX))
         plain = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", plain)
         if plain in canonical:
-            raise UserError(f"the checkpoint holds {canonical[plain]} and {name}, two tensors for one parameter; remove one")
+            raise UserError(
+                f"the checkpoint holds {canonical[plain]} and {name}, two tensors for one parameter; remove one of them"
+            )
         if plain not in _BUFFERS:
             canonical[plain] = name
     return canonical

@@ -29,7 +29,8 @@ from mhsh.models.types import SUBLAYERS, encoder_stack
 # What divides by less grows a million times and more: half precision, in which exported models are
 # run, could not hold it.
 SMALLEST_OMEGA = 1e-6
-# The kernels of each sublayer that read the residual stream, along axis 1, after the layers.
+# The kernels of each sublayer that read the residual stream; their inputs are axis 1, after the
+# layers.
 _READERS = {"attention": ("query_kernel", "key_kernel", "value_kernel"), "feed_forward": ("up_kernel",)}
 
 

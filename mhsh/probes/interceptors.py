@@ -18,7 +18,8 @@ from mhsh.models.build import Model, build_model, by_xla
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch, Outputs
 
-# What interceptors write to; scans over layers stack it on axis 0 (SOWN of the layer scan).
+# The collection that interceptors write to. Scans over layers stack it on axis 0
+# (mhsh/models/transformer.py, SOWN).
 PROBE = "probe"
 
 # The layers of each stack. The scan over them is a derived class and does not count.

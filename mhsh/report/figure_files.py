@@ -167,7 +167,8 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]], caption: s
     figure.set_size_inches(width, height + _LEGEND_ROW * (rows + bool(caption)))
     legend = figure.legend(
         handles,
-        # Names are set afterwards, unparsed: one may hold dollar signs or begin with an underscore.
+        # Names are set afterwards and unparsed: one may hold dollar signs or begin with an
+        # underscore.
         [f"entry {number}" for number in range(len(labels))],
         title=shorten(caption, int((width - 0.1) / (0.98 * _CHARACTER))) or None,
         loc="outside lower center",

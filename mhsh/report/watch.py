@@ -152,7 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
         if tag:
             self.send_header("ETag", tag)
         self.send_header("Cache-Control", "no-store")
-        # No other page may frame this one, or use it as a script; the page itself cannot say so.
+        # No other page may frame this one, read it or use it as a script. A policy inside the
+        # page cannot say so.
         self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")

@@ -53,7 +53,8 @@ ENDED = (FINISHED, GAVE_UP, FAILED)  # nobody trains it
 
 _FOLDERS = ("runs", "logs", "ends")
 
-# Such a try was asked to end, by SIGTERM or Ctrl-C, and can go on, with or without a state.
+# A try that ended so was asked to, and can go on: by SIGTERM or Ctrl-C, with its state saved or
+# before it had any.
 RESUMABLE = (0, os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 

@@ -15,7 +15,8 @@ DEFAULT_TREATMENT = (SHAPE,)
 
 PARAMETER_MARGIN = 0.02  # by which one count may exceed the other
 
-# Factors of a treatment by their fields. Those of `_trade` are read off the whole shape.
+# Factors of a treatment by the fields that they are made of. Those of `_trade` are read off the
+# whole shape.
 DEPTH = "depth"
 _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     DEPTH: ("num_layers", "num_decoder_layers"),
