@@ -192,7 +192,7 @@ def second_phase(pretrained: Path, folder: Path) -> list[str]:
     """The arguments of a phase on longer rows."""
     config = ["train", "--config=bert:2l8h-phase2", f"--config.train.start_from={pretrained}"]
     config += ["--config.data.sequence_length=128", "--config.data.max_predictions=20", "--config.model.max_positions=128"]
-    config += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2"]
+    config += ["--config.model.vocab_size=256", "--config.data.validation_fraction=0.2", "--config.model.remat_policy=none"]
     return [*config, f"--config.data.source=text:{folder / 'corpus.txt'}"]
 
 

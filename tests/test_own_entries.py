@@ -143,8 +143,8 @@ OTHERS = [
     (0, "bench train --config=mine.py:gated --rounds=1 --repetitions=1", "ms"),
     (
         0,
-        f"import {GOLDEN / 'pretraining'} --config=bert:2l8h --config.optimizer.name=lion --config.data.source=counting:300 "
-        "--config.data.sequence_length=12 --config.data.max_predictions=4 --out=runs/imported",
+        f"import {GOLDEN / 'pretraining'} --config=bert:2l8h --config.model.remat_policy=none --config.optimizer.name=lion "
+        "--config.data.source=counting:300 --config.data.sequence_length=12 --config.data.max_predictions=4 --out=runs/imported",
         "to train it further: mhsh train --workdir=runs/imported --with=mine.py",
     ),
     (

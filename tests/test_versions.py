@@ -125,7 +125,7 @@ def test_a_run_of_an_earlier_schema_is_compared_restored_exported_and_resumed_by
         (stopped / "run.json").write_text(json.dumps(record | {"schema": NEXT - 1}))
 
 
-def test_a_folder_of_the_next_schema_is_refused_by_this_one(first, later):
+def test_a_folder_of_the_next_schema_is_refused_by_this_one(first):
     for name in ("config.json", "run.json"):
         content = json.loads((first / name).read_text())
         (first / name).write_text(json.dumps(content | {"schema": NEXT, "mhsh": "0.2.0"}))

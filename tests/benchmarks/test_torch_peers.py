@@ -200,7 +200,7 @@ def test_inference_of_all_peers(make_config):
             torch.testing.assert_close(eager._forward(batch)[0], layers._forward(batch)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_table_of_a_run_with_a_peer(make_config, tmp_path: Path):
+def test_the_table_of_a_run_with_a_peer(tmp_path: Path):
     """In a process of its own, which has one device."""
     import json
     import subprocess

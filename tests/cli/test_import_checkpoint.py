@@ -75,7 +75,7 @@ def test_a_checkpoint_becomes_a_run_and_goes_out_again(capsys, tmp_path, golden)
     assert {path.name for path in again.iterdir()} == written
 
 
-def test_characters_that_its_vocabulary_lacks(capsys, fails, tmp_path, golden):
+def test_characters_that_its_vocabulary_lacks(fails, tmp_path, golden):
     """The training of an import counts them as any training does."""
     (tmp_path / "corpus.txt").write_text("\n\n".join(f"漢字かな {n}" for n in range(60)), encoding="utf-8")
     corpus, out = f"--config.data.source=text:{tmp_path}/corpus.txt", tmp_path / "run"
@@ -165,7 +165,7 @@ def test_vocabularies(fails, tmp_path, golden):
     assert data.vocab_path == str(tmp_path / "vocab.txt") and not data.lowercase
 
 
-def test_what_the_tokenizer_says_goes_before_the_config(fails, capsys, tmp_path, golden):
+def test_what_the_tokenizer_says_goes_before_the_config(fails, tmp_path, golden):
     (golden / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     arguments = ["import", str(golden), CONFIG, *SHORT, f"--out={tmp_path / 'run'}"]
     for flag, kept in (("--config.data.vocab_path=/nowhere", "''"), ("--config.data.lowercase=true", "False")):
@@ -191,7 +191,7 @@ def test_checkpoints_that_do_not_fit_the_config(fails, capsys, tmp_path, golden)
     assert note in capsys.readouterr().out
 
 
-def test_a_checkpoint_may_have_more_positions_than_the_config(capsys, tmp_path, golden):
+def test_a_checkpoint_may_have_more_positions_than_the_config(tmp_path, golden):
     """Its own count, whatever the config's is."""
     few = ["--config.model.max_positions=16", "--config.data.sequence_length=16"]
     at_eight = "def get_config():\n    from mhsh import configs\n    fields = configs.load_fields('bert:2l8h')\n"

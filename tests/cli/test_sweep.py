@@ -189,7 +189,7 @@ def test_a_longer_run_of_a_sweep_goes_on_from_the_shorter_one(lengths, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_longer_run_trains_all_its_steps_where_the_shorter_ones_checkpoint_is_gone(lengths, tmp_path, capsys):
+def test_a_longer_run_trains_all_its_steps_where_the_shorter_ones_checkpoint_is_gone(lengths, tmp_path):
     folder = tmp_path / "s"
     assert main(lengths) == 0
     long = SweepFolder(folder).run_folder("budget-40")

@@ -49,8 +49,6 @@ from tests.data.preparing import (
     write_pairs,
 )
 
-GLUE_LINES = "source\tlabel\tmark\tsentence\n"
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory):
@@ -220,7 +218,7 @@ def test_what_is_wrong_with_a_bucket_of_rows_is_one_line(bucket, tmp_path, engli
         local_copy(folder)
 
 
-def test_bad_inputs_in_a_bucket_are_one_line(bucket, tmp_path, english):
+def test_bad_inputs_in_a_bucket_are_one_line(bucket):
     objects().pipe_file(f"{bucket}/latin.txt", b"caf\xe9\n")
     objects().pipe_file(f"{bucket}/broken.txt.gz", b"\x1f\x8b no gzip")
     objects().pipe_file(f"{bucket}/no.parquet", b"PAR1 and nothing else PAR1")

@@ -71,7 +71,7 @@ def test_profiled_admin_grows_far_less_with_depth_than_post_ln(make_config, make
     assert changes["post_ln"][1] > 8 * changes["admin"][1]
 
 
-def test_noise_has_the_deviation_that_was_asked_for_and_stays_where_it_belongs(tiny, make_batch, random_params):
+def test_noise_has_the_deviation_that_was_asked_for_and_stays_where_it_belongs(tiny, random_params):
     config = tiny(residual="admin", num_layers=40)
     params = random_params(config)
     scales = {"attention": {"query_kernel": 0.5, "query_bias": 0.0}, "feed_forward": {"up_kernel": 2.0}}

@@ -4,7 +4,6 @@ package needed.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -123,8 +122,3 @@ class Browser:
     def requests(self) -> list[str]:
         """The addresses that the page asked for."""
         return [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        path.write_bytes(base64.b64decode(shot["data"]))
