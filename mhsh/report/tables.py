@@ -124,7 +124,8 @@ def _own(comparison: Comparison, place: int) -> TableCell:
         return _number(own, format_loss)
     ends = [final_value(member.run, measure.key, measure.split) for member in group.untrained if member.run is not None]
     finite = [value for value in ends if math.isfinite(value)]
-    return TableCell("not trained", note=f"ends at {format_loss(statistics.fmean(finite))}" if finite else "diverged")
+    states = ", ".join(dict.fromkeys(member.state for member in group.untrained))
+    return TableCell("not trained", note=f"ends at {format_loss(statistics.fmean(finite))}" if finite else states)
 
 
 def _trained(group: Group) -> TableCell:

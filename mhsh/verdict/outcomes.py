@@ -88,12 +88,14 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
     """The measure that is called so, of the runs that trained.
 
     Raises:
-      UserError: none of them logged it.
+      UserError: none of them logged it; or, where none trained, none of the others did.
     """
     runs = _trained_runs(experiment)
     split = "validation" if all(len(run.curves["validation"]) for run in runs) else "train"
-    known = _metrics(runs, split)
-    if key != LOSS and runs and key not in known:
+    others = [member.run for group in experiment.groups for member in group.untrained if member.run is not None]
+    logged = runs or [run for run in others if len(run.curves[split])]
+    known = _metrics(logged, split)
+    if key != LOSS and logged and key not in known:
         meant = closest(key, [LOSS, *known])
         hint = f"did you mean {meant}?" if meant else f"allowed: {', '.join([LOSS, *known])}"
         raise UserError(f"--measure={key} is not a number of the {split} rows of these runs; {hint}")

@@ -112,6 +112,8 @@ def test_the_curve_is_at_the_target_where_it_crosses_and_above_before(losses: Se
 
 
 def test_a_measure_that_no_run_logged_is_named(make_run: MakeRun):
-    experiment = load_experiment([make_run("a", [3.0], [2.0])])
-    with pytest.raises(UserError, match="--measure=bleu is not a number of the validation rows"):
-        measure_all(experiment, "bleu")
+    """Also where none has trained."""
+    for name, loss in {"trained": 2.0, "stuck": 3.0}.items():
+        experiment = load_experiment([make_run(name, [3.0], [loss])])
+        with pytest.raises(UserError, match="--measure=bleu is not a number of the validation rows"):
+            measure_all(experiment, "bleu")
