@@ -75,12 +75,13 @@ def restart_with_huge_pages() -> None:
 
 
 def open_closed_streams() -> None:
-    """Opens the standard streams that whoever started this process had closed, on nothing. Else the
-    next file would get the number of one, and what a library prints there would land in it.
+    """Starts this process again with all standard streams open, where whoever started it had closed
+    some. Else the next file would get the number of one, and a library would print into it.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (it stays open, under the lowest free number)
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(number, True)
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def replace_missing_characters() -> None:
