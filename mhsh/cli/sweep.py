@@ -155,7 +155,15 @@ def _plan(folder: SweepFolder, config: Changed | None, options: PlanOptions) -> 
         axes = held.axes
     if options.add_seeds and not _is_adding(folder, held, options.add_seeds):
         axes = _with_seeds(axes, options.add_seeds)
-    plan = make_plan(axes, fields, held.choosing if held is not None else None)
+    try:
+        plan = make_plan(axes, fields, held.choosing if held is not None else None)
+    except UserError as error:
+        if held is None or fields == held.fields:
+            raise
+        raise UserError(
+            f"{folder.path} holds a sweep of another config, whose values do not fit this one: {error}; choose another --workdir, "
+            "or leave out --config"
+        ) from error
     planned = None if plan.choosing is None else plan.choosing.over
     if options.over is not None and (options.over != planned or options.choosing_seeds is not None):
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}

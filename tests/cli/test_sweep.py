@@ -148,6 +148,11 @@ def test_a_plan_grows_in_place_and_says_what_was_added_when(tmp_path, capsys):
     ]
     assert main([*GROWN[:-3], "seed=0,1", "lr=1e-3", f"--workdir={folder.path}"]) == 2  # other axes are another sweep
     assert "holds another sweep" in capsys.readouterr().err
+    assert (
+        main(["sweep", *CONFIG, "--config.model.num_heads=6", "--axes", "heads_per_layer=3", "seed=0", f"--workdir={folder.path}"])
+        == 2
+    )
+    assert "holds a sweep of another config, whose values do not fit this one: cell heads_per_layer-8" in capsys.readouterr().err
 
 
 def test_seeds_that_are_added_do_not_choose(tmp_path):
