@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError
 from cyclopts.validators import Number
 
 from mhsh.config.fields import flatten, parse_value
@@ -92,7 +92,11 @@ def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tupl
 
 def _as_written(type_: object, tokens: Sequence[Any]) -> str | list[str]:
     texts = [token.value for token in tokens]
-    return texts if typing.get_origin(type_) is list else texts[-1]
+    if typing.get_origin(type_) is list:
+        return texts
+    if len(texts) > 1:
+        raise RepeatArgumentError(token=tokens[-1])
+    return texts[0]
 
 
 _WITH_HELP = f"{WITH}, on any command: first executes a file of yours, which adds a residual scheme, an optimizer or a source."
