@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _at_home(argument: str) -> str:
-    """`--FLAG=~/FOLDER` with the folder that a shell makes of `--FLAG ~/FOLDER` alone."""
+    """The argument with the user's home for `~` in `--FLAG=~/FOLDER`, which no shell replaces."""
     flag, equals, value = argument.partition("=")
     is_path = flag.startswith("--") and flag != "--text" and value.startswith("~/")
     return f"{flag}{equals}{os.path.expanduser(value)}" if is_path else argument  # noqa: PTH111 (a folder in a bucket is no Path)

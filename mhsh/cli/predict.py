@@ -99,7 +99,8 @@ def run(
         else:
             _answer(run_folder, config, config.data, step, input, output, null_threshold)
         return 0
-    _write(_of_text(folder, config.model.objective, input, step, **options), output)
+    kinds = {"translation": _translated, "clm": _written_on, "mlm": _filled}
+    _write(kinds[config.model.objective](folder, input, step, **options), output)
     return 0
 
 
@@ -122,37 +123,43 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
     check_new_file("--output", output)
 
 
-def _of_text(
-    folder: str,
-    objective: str,
-    source: str | None,
-    step: int | None,
-    *,
-    text: str | None = None,
-    average: int = 1,
-    overlong: str = "error",
-    **options: Any,
+def _translated(
+    folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any
 ) -> str:
-    """The translation of each line, a line each; the text and what a causal model writes after it;
-    or the words for each mask, a line a word, probability first, with an empty line between masks.
-    """
-    lines = read_lines(source) if text is None else [text]
-    prompt = "\n".join(lines)
-    if objective == "mlm":
-        check_masks(prompt)
-    from mhsh.inference import load  # takes seconds, so the input is checked before
+    """The translation of each line, a line each."""
+    lines = read_lines(source)
+    from mhsh.inference import load
 
     model = load(folder, step=step, average=average)
-    if objective == "clm":
-        return model.generate(prompt, **options) + "\n"
-    if objective == "mlm":
-        masks = model.fill(prompt, **options)
-        return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
-    translated = model.translate_lines(lines, cut_overlong=overlong == "cut", **options)
+    translated = model.translate_lines(lines, cut_overlong=overlong == "cut", **beam)
     if translated.num_cut:
         limit = model.config.model.max_positions
         print(f"mhsh predict: {translated.num_cut} lines were cut to model.max_positions = {limit} tokens", file=sys.stderr)
     return "".join(line + "\n" for line in translated.lines)
+
+
+def _written_on(
+    folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any
+) -> str:
+    """The text, and what a causal model writes after it."""
+    prompt = _given(source, text)
+    from mhsh.inference import load
+
+    return load(folder, step=step, average=average).generate(prompt, **options) + "\n"
+
+
+def _filled(folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any) -> str:
+    """A line a word for a mask, probability first, with an empty line between masks."""
+    prompt = _given(source, text)
+    check_masks(prompt)
+    from mhsh.inference import load
+
+    masks = load(folder, step=step, average=average).fill(prompt, **options)
+    return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
+
+
+def _given(source: str | None, text: str | None) -> str:
+    return "\n".join(read_lines(source)) if text is None else text
 
 
 def _classify(

@@ -206,7 +206,9 @@ def read_text(path: epath.Path, glob: str) -> Iterator[str]:
 
 
 def read_each_line(path: epath.Path, glob: str) -> Iterator[str]:
-    """The lines of a file of `glob`. Raises UserError where the first is JSON: that is no prose."""
+    """The lines of a file of `glob`. Raises UserError where the first one is JSON: braces and keys
+    are no prose.
+    """
     lines = text_lines(path)
     for line in itertools.islice(lines, 1):
         field = text_field(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -129,11 +129,16 @@ class EncodedSide:
         return np.diff(self.bounds)
 
 
-class EncodedPairs(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class EncodedPairs:
     """P sentence pairs as ids."""
 
     source: EncodedSide
     target: EncodedSide
+
+    def __len__(self) -> int:
+        """P."""
+        return len(self.source.bounds) - 1
 
 
 def encode_pairs(
@@ -160,7 +165,7 @@ def encode_pairs(
         encoded.append(([source[index] for index in kept], [target[index] for index in kept]))
     sides = EncodedPairs(*(_ended([ids for chunk in encoded for ids in chunk[side]]) for side in (0, 1)))
     return sides, {
-        "pairs": len(sides.source.lengths),
+        "pairs": len(sides),
         "too_long": too_long,
         "unlike": unlike,
         "source_tokens": len(sides.source.tokens),

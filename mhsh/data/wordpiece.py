@@ -34,9 +34,13 @@ class Tokenizer(abc.ABC):
         """`rules` names everything but the vocabulary that decides how text becomes ids."""
         self._rules = rules
         self.vocab: tuple[str, ...] = tuple(vocab)  # the token of every id
-        self.vocab_size = len(self.vocab)  # V; ids run from 0 to V - 1
         ids = {token: number for number, token in enumerate(self.vocab)}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIALS)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of tokens; ids run from 0 to V - 1."""
+        return len(self.vocab)
 
     @property
     def fingerprint(self) -> str:

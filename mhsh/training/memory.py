@@ -76,9 +76,7 @@ def footprint(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int]) 
 
 def state_footprint(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[str, int]) -> Footprint:
     """The footprint without activations."""
-    specs = partition_specs(boxed, mesh_shape, model)
-    parameters = _sharded_bytes(boxed.params, specs.params, mesh_shape)
-    moments = _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
+    specs, parameters, moments = _state_bytes(model, boxed, mesh_shape)
     gathered, gradients = 0, parameters
     if mesh_shape[FSDP_AXIS] > 1:
         used = jax.eval_shape(functools.partial(cast_kernels, model), nn.unbox(boxed.params))
@@ -97,8 +95,8 @@ def update_bytes(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[str,
     """Bytes that the update of a step moves on one device: it reads and writes parameters and
     moments, and reads gradients.
     """
-    state = state_footprint(model, boxed, mesh_shape)
-    return 2 * (state.parameters + state.optimizer) + state.parameters
+    _, parameters, moments = _state_bytes(model, boxed, mesh_shape)
+    return 2 * (parameters + moments) + parameters
 
 
 def does_not_fit(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
@@ -165,6 +163,13 @@ def device_bytes(device: Any) -> int:
     if limit:
         return int(limit)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
+
+
+def _state_bytes(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[str, int]) -> tuple[TrainState, int, int]:
+    """The state's PartitionSpecs, and the bytes of parameters and of moments on a device."""
+    specs = partition_specs(boxed, mesh_shape, model)
+    parameters = _sharded_bytes(boxed.params, specs.params, mesh_shape)
+    return specs, parameters, _sharded_bytes(boxed.opt_state, specs.opt_state, mesh_shape)
 
 
 def _sharded_bytes(tree: Any, specs: Any, mesh_shape: Mapping[str, int]) -> int:

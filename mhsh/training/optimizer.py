@@ -117,8 +117,8 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     may scale the layers' gradients and updates.
 
     `update` takes the keywords `learning_rate`, that of the step, and `grad_norm`, the gradients'
-    global norm. Raises UserError where there is no such entry or scheme, they do not go
-    together, or the entry returns something else.
+    global norm. Raises UserError where there is no such entry or scheme, where they do not go
+    together, or where the entry does not return a transformation of optax.
     """
     check_entries(config)
     optimizer, model = config.optimizer, config.model

@@ -120,7 +120,7 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
     assert (counts["pairs"], counts["too_long"], counts["unlike"]) == (tally["kept"], tally["too_long"], tally["unlike"])
     assert min(tally.values()) >= 2
     kept = [pair for pair, verdict in zip(pairs, expected, strict=True) if verdict == "kept"]
-    assert len(rows.source.lengths) == len(kept)
+    assert len(rows) == len(kept)
     for side, texts in ((rows.source, [pair.source for pair in kept]), (rows.target, [pair.target for pair in kept])):
         for number, ids in enumerate(tokenizer.encode_batch(texts)):
             np.testing.assert_array_equal(side.tokens[side.bounds[number] : side.bounds[number + 1]], [*ids, EOS_ID])
