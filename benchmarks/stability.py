@@ -4,11 +4,13 @@
 
 Prints the tables of docs/study/stability.md. The first has, for each sweep and shape, the highest
 rate at which all runs trained, how many failed, and spikes of the loss (the rule of
-docs/reports.md) in the logged rows, with exact Poisson intervals. The second has the gradient's
-norm: each run's median, and its 99 % quantile, over the rows after the first ten, and by how much
-the medians differ from the first shape's at equal rate and seed. The third has the groups in which
-a rate failed, of the runs of which only losses are kept. A run that went on from a shorter one
-counts by what it trained itself.
+docs/reports.md) of the steps whose losses were looked at, with exact Poisson intervals: of all
+steps, or by older versions of the logged ones. The second has how many runs trained, against the
+first shape, by Fisher's exact test with Holm's correction for all tests of the sweep, where all
+shapes have the same rates and seeds. The third has the gradient's norm: each run's median, and its
+99 % quantile, over the rows after the first ten, and by how much the medians differ from the first
+shape's at equal rate and seed. The fourth has the groups in which a rate failed, of the runs of
+which only losses are kept. A run that went on from a shorter one counts by what it trained itself.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ import csv
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.stats import chi2, fisher_exact
 
 from mhsh.storage.outcome import LEFT, PLATEAU_MARGIN, SPIKE_ROWS
 from mhsh.sweep.folder import SweepFolder
@@ -33,6 +35,7 @@ from mhsh.verdict.stability import spikes_of
 
 ROWS = 5  # whose mean loss says that a run has left the plateau
 SEEDS = 3  # in common, below which no norms are set beside each other
+ALL_STEPS = 6  # the schema of run folders from which on every step is looked at for a spike
 
 
 class Trained(NamedTuple):
@@ -41,7 +44,7 @@ class Trained(NamedTuple):
     seed: int
     trained: bool
     fell_back: bool  # it had left the plateau, and ended on it
-    rows: int
+    steps: int  # whose losses were looked at
     spikes: int
     norm: float  # the median
     high: float  # the 99 % quantile
@@ -56,15 +59,18 @@ def main() -> None:
     parser.add_argument("--losses", type=Path)
     options = parser.parse_args()
     sweeps = {f"{sweep.name}, {scheme}": shapes for sweep in options.sweeps for scheme, shapes in by_scheme(sweep).items()}
-    print_head("sweep", "layers x heads", "highest rate that trains", "of", "failed", "logged rows", "spikes per 1,000")
+    print_head("sweep", "layers x heads", "highest rate that trains", "of", "failed", "losses seen", "spikes per 1,000")
     for name, steps in sweeps.items():
         for shape, rates in pooled(steps).items():
             highest, most = highest_rate({rate: all(run.trained for run in runs) for rate, runs in rates.items()})
             runs = [run for runs in rates.values() for run in runs]
-            rows, spikes = sum(run.rows for run in runs), sum(run.spikes for run in runs)
+            seen, spikes = sum(run.steps for run in runs), sum(run.spikes for run in runs)
             failed = f"{sum(not run.trained for run in runs)} of {len(runs)}"
             failed += f" ({fallen} fell back)" if (fallen := sum(run.fell_back for run in runs)) else ""
-            print(f"| {name} | {shape} | {highest} | {most} | {failed} | {rows:,} | {of_a_thousand(spikes, rows)} |")
+            print(f"| {name} | {shape} | {highest} | {most} | {failed} | {seen:,} | {of_a_thousand(spikes, seen)} |")
+    print_head("sweep", "layers x heads", "trained", "of the first shape", "p, corrected")
+    for sweep in options.sweeps:
+        print_shares(sweep.name, {scheme: pooled(steps) for scheme, steps in by_scheme(sweep).items()})
     print_head("sweep", "steps", "layers x heads", "rate", "seeds", "median norm", "99 %", "ratio of medians")
     for name, steps in sweeps.items():
         for length, shapes in sorted(steps.items()):
@@ -100,12 +106,13 @@ def counted(run: RecordedRun) -> Trained:
     norms = curve.metrics["grad_norm"][SPIKE_ROWS:]
     norms = norms[np.isfinite(norms)]
     spikes = sum(step > after for step, _ in spikes_of(curve))
-    rows = int(np.sum(curve.steps > after))
+    every = (run.recorded_number("schema") or 0) >= ALL_STEPS
+    steps = int(curve.steps[-1] - after if every else np.sum(curve.steps > after))
     norm, high = np.quantile(norms, (0.5, 0.99)) if len(norms) else (math.nan, math.nan)
     left = (run.recorded_number("data", "unigram_entropy") or math.nan) - PLATEAU_MARGIN
     had_left = bool(len(curve) >= ROWS and np.min(np.convolve(curve.loss, np.full(ROWS, 1 / ROWS), "valid")) < left)
     trained = run.outcome == LEFT
-    return Trained(run.config.train.seed, trained, had_left and not trained, rows, spikes, float(norm), float(high))
+    return Trained(run.config.train.seed, trained, had_left and not trained, steps, spikes, float(norm), float(high))
 
 
 def pooled(steps: Mapping[int, Shapes]) -> Shapes:
@@ -124,10 +131,34 @@ def highest_rate(trained: Mapping[float, bool]) -> tuple[str, str]:
     return f"{highest:g}" if highest else "none", f"{max(trained):g}"
 
 
-def of_a_thousand(count: int, rows: int) -> str:
-    """A rate per 1,000 rows with its exact 95 % interval, counts being Poisson's."""
+def of_a_thousand(count: int, seen: int) -> str:
+    """A rate per 1,000 losses with its exact 95 % interval, counts being Poisson's."""
     low, high = chi2.ppf(0.025, 2 * count) / 2 if count else 0.0, chi2.ppf(0.975, 2 * count + 2) / 2
-    return f"{1000 * count / rows:.1f} ({1000 * low / rows:.1f} to {1000 * high / rows:.1f})"
+    return f"{1000 * count / seen:.1f} ({1000 * low / seen:.1f} to {1000 * high / seen:.1f})"
+
+
+def print_shares(sweep: str, schemes: Mapping[str, Shapes]) -> None:
+    """A row for each shape after the first of its scheme."""
+    tests = []
+    for scheme, shapes in schemes.items():
+        first, *others = shapes
+        cells = {shape: {(rate, run.seed) for rate, runs in rates.items() for run in runs} for shape, rates in shapes.items()}
+        counts = {shape: [run.trained for runs in rates.values() for run in runs] for shape, rates in shapes.items()}
+        for shape in others:
+            if cells[shape] == cells[first]:
+                tests.append((scheme, shape, counts[shape], counts[first]))
+    p_values = [fisher_exact([[sum(each), len(each) - sum(each)] for each in (ours, theirs)]).pvalue for *_, ours, theirs in tests]
+    for (scheme, shape, ours, theirs), p_value in zip(tests, holm(p_values), strict=True):
+        shares = " | ".join(f"{sum(each)} of {len(each)}" for each in (ours, theirs))
+        print(f"| {sweep}, {scheme} | {shape} | {shares} | {p_value:.2g} |")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p-value, corrected for all of them: the test is significant where it is below 0.05."""
+    corrected, least = [1.0] * len(p_values), 0.0
+    for rank, place in enumerate(np.argsort(p_values)):
+        least = corrected[place] = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+    return corrected
 
 
 def print_norms(start: str, shapes: Shapes) -> None:

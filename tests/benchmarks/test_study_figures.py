@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import poisson
 
 from benchmarks.repeats import by_part, pairs, repeated
-from benchmarks.stability import of_a_thousand
+from benchmarks.stability import holm, of_a_thousand
 
 
 def test_a_repeat_has_followed_the_token_before_it_earlier_in_its_row() -> None:
@@ -29,3 +29,9 @@ def test_the_interval_of_a_count_is_exact() -> None:
     assert poisson.sf(3, low) == pytest.approx(0.025, abs=0.003)
     assert poisson.cdf(4, high) == pytest.approx(0.025, abs=0.003)
     assert of_a_thousand(0, 1000) == "0.0 (0.0 to 3.7)"
+
+
+def test_holm_rejects_in_steps() -> None:
+    # By hand: the least of four times 4, the next times 3, the third no less than the second.
+    assert holm([0.03, 0.01, 0.2, 0.031]) == pytest.approx([0.09, 0.04, 0.2, 0.09])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
