@@ -31,6 +31,7 @@ from mhsh.config.schema import Config, ModelConfig
 from mhsh.configs import parse_fields, take_changes
 from mhsh.models.costs import parameter_counts, parameter_shapes, step_flops
 from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_record import FINISHED
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count
@@ -99,7 +100,7 @@ def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
     folder, loss = RunFolder.open_for_training(str(path), config), float(row["loss"])
     # The entropy itself is not kept: a run on the plateau gets one at its loss, others none.
     data = {"fingerprint": "not kept"} | ({"unigram_entropy": loss} if row["outcome"] == "plateau" else {})
-    folder.write_run({"status": "finished", "data": data, "remat_policy": "none", **NOT_KEPT, **_sizes(config.model)})
+    folder.write_run({"status": FINISHED, "data": data, "remat_policy": "none", **NOT_KEPT, **_sizes(config.model)})
     steps = config.train.num_steps
     spent = {"tokens": int(row["tokens"]), "flops": steps * step_flops(config), "seconds": float(row["seconds"])}
     folder.append_metrics([{"step": steps, "split": "validation", **spent, "loss": loss, "batch": "not kept"}])

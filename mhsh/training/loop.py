@@ -22,6 +22,7 @@ from mhsh.storage.bucket import LostRun
 from mhsh.storage.outage import bear, is_failing
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.training.branch import branch
 from mhsh.training.compiling import keep_compiled
 from mhsh.training.program import HostBatch, Program, check_together
@@ -242,7 +243,7 @@ def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, 
     if folder.has_run_record():
         clock.add(folder.read_run("wall_seconds")["wall_seconds"])
     record = RunRecord(run, begun, program.state(place), compile_seconds)
-    record.write("running")
+    record.write(RUNNING)
     trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
     if jax.process_index() == 0:
         is_wandb = config.train.tracker == "wandb"
@@ -251,7 +252,7 @@ def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, 
         stopped_by = yield from _steps(run, log, record, program, place, begun.step)
         with clock.phase("saving"):
             run.checkpoints.close()
-    record.write("stopped" if stopped_by else "finished", outcome=outcome_of(run))
+    record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(run))
     for line in last_lines(folder, config) if jax.process_index() == 0 else ():
         display.note(line)
     return stopped_by
@@ -284,8 +285,8 @@ def _steps(
 
             last = step == train.num_steps
             stopped_by = agreement.stops_after(step, requested)
-            saves = last or stopped_by is not None or _due(step, train.checkpoint_interval) or step == decays_after
-            validates = last or _due(step, train.eval_interval)
+            saves = last or stopped_by is not None or _is_due(step, train.checkpoint_interval) or step == decays_after
+            validates = last or _is_due(step, train.eval_interval)
             if saves or validates:
                 log.finish_previous(always=True)
             if log.skipped_in_a_row >= train.max_skipped_steps:
@@ -312,17 +313,17 @@ def _save(run: Run, log: Log, record: RunRecord, state: TrainState, step: int, w
         run.display.note(f"step {step}: no checkpoint, as {run.folder.path} does not answer; training goes on")
         return
     run.checkpoints.save(step, state, log.counters())
-    record.write("running")
+    record.write(RUNNING)
 
 
-def _due(step: int, interval: int) -> bool:
+def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
 def _give_up(run: Run, record: RunRecord, step: int) -> None:
     """Ends a run that diverges. The checkpoints stay."""
     run.checkpoints.close()
-    record.write("stopped", outcome=DIVERGED)
+    record.write(STOPPED, outcome=DIVERGED)
     raise UserError(
         f"{run.folder.path} diverged: {run.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; lower "
         "optimizer.learning_rate, or try another model.residual"
