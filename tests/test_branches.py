@@ -56,7 +56,7 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path, 
     assert record["branched_from"] == {"folder": str(trunk), "step": 12}
     assert record["status"] == "finished"
     runs = load_runs([branch, whole]).runs
-    assert [run.spent("tokens") for run in runs] == [runs[0].spent("tokens")] * 2
+    assert [run.total("tokens") for run in runs] == [runs[0].total("tokens")] * 2
 
 
 def test_a_branch_of_a_run_that_diverged_before_has_diverged(trunk, corpus, tmp_path):

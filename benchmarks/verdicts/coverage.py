@@ -195,7 +195,7 @@ def tuning(
                 grid.update((rate, shape.runs(rate, 0, choosing)) for rate in more)
         if any(each.at_edge for each in found):
             continue
-        doubt = Doubt(found[0].hidden - found[1].hidden, math.hypot(found[0].hidden_error, found[1].hidden_error))
+        doubt = Doubt(found[0].hidden_gain - found[1].hidden_gain, math.hypot(found[0].hidden_error, found[1].hidden_error))
         widened = judge(plain, doubt=doubt)
         half = (plain.high - plain.low) / 2 / WIDENING
         before = abs(plain.mean) <= half

@@ -35,7 +35,7 @@ from mhsh.storage.run_record import FINISHED
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
 from mhsh.training.optimizer import decayed_count
-from mhsh.verdict.decision import UNDECIDED, against
+from mhsh.verdict.decision import UNDECIDED, margin_verdict
 from mhsh.verdict.estimate import Estimate, judge
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, UNTRAINED, Change, Comparison, Finding, compare, judge_page
@@ -162,18 +162,21 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
     """Why the difference is not significant, or is not tested."""
     base = comparison.experiment.groups[comparison.baseline]
     if finding.verdict == UNTRAINED:
-        counts = [f"{len(group.trained)} of {len(group.trained) + len(group.untrained)}" for group in (finding.group, base)]
+        counts = [
+            f"{len(group.trained_members)} of {len(group.trained_members) + len(group.untrained_members)}"
+            for group in (finding.group, base)
+        ]
         return f"{counts[0]} runs trained, of the baseline {counts[1]}: no mean over two kinds of run"
     apart, doubt = finding.difference, comparison.doubt(place)
     if apart is None:
         return "no loss to compare"
     if doubt.open_below or doubt.open_above:
         groups = (finding.group, base)
-        edge = next(group for group in groups if math.isinf(group.hidden[1]))
+        edge = next(group for group in groups if math.isinf(group.hidden_gain[1]))
         return f"{edge.name}'s best rate, {edge.choice and edge.choice.optimum and edge.choice.optimum.rate:g}, is at the edge"
-    if against(judge(apart, doubt=doubt), 0.0) != UNDECIDED:
+    if margin_verdict(judge(apart, doubt=doubt), 0.0) != UNDECIDED:
         return "one family of intervals on the page"
-    return "the spread of the seeds" if against(judge(apart), 0.0) == UNDECIDED else "what the grid of rates may hide"
+    return "the spread of the seeds" if margin_verdict(judge(apart), 0.0) == UNDECIDED else "what the grid of rates may hide"
 
 
 def _change(apart: Estimate) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.run_record import FINISHED, RUNNING
 from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
-from mhsh.sweep.folder import ENDED, FAILED, CellState, Choosing, Plan, SweepFolder, check_margin
+from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder, Tuning, check_margin
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
@@ -168,7 +168,7 @@ def _plan(folder: SweepFolder, config: Changed | None, options: PlanOptions) -> 
     if options.over is not None and (options.over != planned or options.choosing_seeds is not None):
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
         # As a number, so that seeds that are added later do not choose.
-        plan = replace(plan, choosing=Choosing(options.over, options.choosing_seeds or len(seeds) // 2 or None))
+        plan = replace(plan, choosing=Tuning(options.over, options.choosing_seeds or len(seeds) // 2 or None))
     margin = held.margin if held is not None and options.margin is None else options.margin
     return replace(plan, margin=margin, pooled=options.pooled or (held is not None and held.pooled))
 
@@ -268,7 +268,7 @@ def _with_values(axes: Sequence[Axis], path: str, values: Iterable[Value]) -> tu
     return tuple(grown(axis) if axis.path == path else axis for axis in axes)
 
 
-def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Choosing | None = None) -> Plan:
+def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Tuning | None = None) -> Plan:
     """Every cell with its cost. Raises UserError naming the cell that is wrong."""
     from mhsh.models.costs import run_cost
 

@@ -22,7 +22,7 @@ from mhsh.config.recorded import from_record, to_record
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import parents
-from mhsh.sweep.folder import FAILED, CellState, Choosing, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, CellState, Plan, SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.tuning import tune
 
@@ -154,7 +154,7 @@ class Needed:
             self._reporting = decided, self._chosen(plan.choosing)
         return _with_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
 
-    def _chosen(self, choosing: Choosing) -> list[str]:
+    def _chosen(self, choosing: Tuning) -> list[str]:
         """The reporting cells of the settings whose value is chosen; says what is new."""
         tuned = tune(load_experiment([str(self._folder.path)]), choosing.over, choosing.seeds)
         names = []

@@ -28,7 +28,7 @@ from mhsh.report.tables import (
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, format_recorded, numbered
 from mhsh.verdict import decision, fairness, findings, outcomes, tuning
-from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, half_interval
+from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, half_width_factor
 from mhsh.verdict.findings import Comparison, Page
 from mhsh.verdict.groups import GROUP_RULE, OUTCOME_RULE, Group
 from mhsh.verdict.runs import Curve, RecordedRun
@@ -73,9 +73,11 @@ def build_report(page: Page, margin: float = 0.0) -> Report:
 def _caption(sections: Sequence[ReportSection], changes: int) -> str:
     """What a table of results in a paper says of its numbers."""
     groups = [group for section in sections for group in section.groups]
-    seeds = sorted({len(group.trained) for group in groups if group.trained})
+    seeds = sorted({len(group.trained_members) for group in groups if group.trained_members})
     words = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
-    tests = changes + sum(bool(finding and finding.tested) for section in sections for finding in section.comparison.findings)
+    tests = changes + sum(
+        bool(finding and finding.tested_difference) for section in sections for finding in section.comparison.findings
+    )
     return (
         f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
         f"{_baseline_words(sections)}, seed by seed where both have it; all their intervals hold together with 95 % ({tests} "
@@ -143,7 +145,7 @@ def _curves(sections: Sequence[ReportSection]) -> Curves | None:
         axes={axis: AXIS_TITLES[axis] for axis in axes},
         metrics=describe_metrics(list(keys)),
         splits=splits,
-        half_intervals=tuple(half_interval(count) for count in range(len(runs) + 1)),
+        half_intervals=tuple(half_width_factor(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
         fields={field: tuple(format_recorded(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
         view=GROUPS if any(len(group.runs) > 1 for group in groups) else RUNS,
@@ -178,10 +180,10 @@ def _baseline_words(sections: Sequence[ReportSection]) -> str:
 
 def _curve_groups(section: ReportSection) -> list[CurveGroup]:
     places, groups = run_places(section), []
-    theirs = section.groups[section.comparison.baseline].by_replicate
+    theirs = section.groups[section.comparison.baseline].runs_by_replicate
     for place, group in enumerate(section.groups):
-        finding, averaged = section.comparison.findings[place], not (group.trained and group.untrained)
-        ours = group.by_replicate if averaged and finding is not None else {}
+        finding, averaged = section.comparison.findings[place], not (group.trained_members and group.untrained_members)
+        ours = group.runs_by_replicate if averaged and finding is not None else {}
         pairs = [(places[id(run)], places[id(theirs[replicate])]) for replicate, run in ours.items() if replicate in theirs]
         groups.append(
             CurveGroup(
@@ -234,7 +236,7 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
     for (color, _), (section, place) in zip(_looks(sections), entries, strict=True):
         comparison, group = section.comparison, section.groups[place]
         sizes = [(_parameters(run) or 1.0) if per_parameter else 1.0 for run in group.runs]
-        spent = [tokens / size for run, size in zip(group.runs, sizes, strict=True) if (tokens := run.spent("tokens"))]
+        spent = [tokens / size for run, size in zip(group.runs, sizes, strict=True) if (tokens := run.total("tokens"))]
         if BUDGET not in group.settings or not spent:
             continue
         name = ", ".join([*comparison.section[:1] * several, group.name])

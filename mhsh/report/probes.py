@@ -16,8 +16,8 @@ from mhsh.config.shapes import shape_name
 from mhsh.report.figure_files import PAGE, add_legend, curve_style, figure_bytes, figure_style
 from mhsh.report.report import Table
 from mhsh.report.terminal import UNBOUNDED, print_line, print_table
-from mhsh.verdict.estimate import estimate, half_interval
-from mhsh.verdict.groups import seed_groups, without_seeds
+from mhsh.verdict.estimate import estimate, half_width_factor
+from mhsh.verdict.groups import group_by_seeds, reset_seeds
 
 AUTHOR = "written by mhsh probe"
 
@@ -64,9 +64,9 @@ def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
     a single model; of several, their shape, scheme and number.
     """
     configs = [from_record(model["config"], model["name"]) for model in models]
-    alike = [(without_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
+    alike = [(reset_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
     groups = []
-    for indices in seed_groups(alike, configs):
+    for indices in group_by_seeds(alike, configs):
         first = configs[indices[0]].model
         several = f"{shape_name(first)} {first.residual}, {len(indices)} seeds"
         groups.append((several if len(indices) > 1 else models[indices[0]]["name"], indices))
@@ -202,7 +202,7 @@ def _line(axes: Axes, index: int, label: str, x: Sequence[float] | np.ndarray, y
 def _band(axes: Axes, index: int, label: str, x: np.ndarray, rows: Sequence[Any] | np.ndarray) -> None:
     """The mean over `rows` (seeds, or batches), and where there are several its interval."""
     values = np.asarray(rows, float)
-    mean, factor = values.mean(axis=0), half_interval(len(values))
+    mean, factor = values.mean(axis=0), half_width_factor(len(values))
     _line(axes, index, label, x, mean)
     if factor is not None:
         half = factor * values.std(axis=0, ddof=1)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from mhsh.storage import outcome
 from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
-from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, Pooled
+from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, PooledDifference
 from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, TOO_FEW, Estimate
-from mhsh.verdict.fairness import Fairness, other_unit
+from mhsh.verdict.fairness import Fairness, unit_mismatch
 from mhsh.verdict.findings import LEVEL, OTHER_UNIT, TOO_FEW_SEEDS, UNTRAINED, Change, Comparison, Finding
 from mhsh.verdict.groups import DIVERGED, STUCK, Choice, Group, Member
 
@@ -33,10 +33,12 @@ def title(comparison: Comparison, prefix: str = "") -> str:
         field = nowhere[0][1].split(".")[1]
         return f"{prefix}No verdict: at no {field} did all choosing runs of {format_names([name for name, _ in nowhere])} train"
     if any(finding.verdict == OTHER_UNIT for finding in findings):
-        return f"{prefix}No verdict: {other_unit(comparison.experiment.runs)}, so the losses are not in one unit"
-    trained = {place: own for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained}
+        return f"{prefix}No verdict: {unit_mismatch(comparison.experiment.runs)}, so the losses are not in one unit"
+    trained = {
+        place: own for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained_members
+    }
     if not trained:
-        return f"{prefix}{'No run has trained' if any(group.untrained for group in groups) else 'No run has finished'} yet"
+        return f"{prefix}{'No run has trained' if any(group.untrained_members for group in groups) else 'No run has finished'} yet"
     best = (min if comparison.measure.lower_is_better else max)(trained, key=lambda place: trained[place].mean)
     rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
     rivals = [place for place in rivals if _compared(comparison, best, place).difference is not None]
@@ -51,9 +53,9 @@ def title(comparison: Comparison, prefix: str = "") -> str:
 def _beside(others: Sequence[Group]) -> str:
     """What is said of the groups without a mean beside the one that has one."""
     names = format_names([group.name for group in others])
-    if not any(group.untrained for group in others):
+    if not any(group.untrained_members for group in others):
         return f"{names} {'has' if len(others) == 1 else 'have'} no finished run yet"
-    return f"not all runs of {names} trained" if any(group.trained for group in others) else f"no run of {names} trained"
+    return f"not all runs of {names} trained" if any(group.trained_members for group in others) else f"no run of {names} trained"
 
 
 def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
@@ -108,8 +110,12 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     for finding in findings:
         if finding.verdict == UNTRAINED:
             shares = [_trained_words(each) for each in (finding.group, groups[comparison.baseline])]
-            fisher = f", Fisher's exact p = {finding.trained:.2g}" if finding.trained is not None else ""
-            ranks = f", rank test with those that did not as the worst p = {finding.ranks:.2g}" if finding.ranks is not None else ""
+            fisher = f", Fisher's exact p = {finding.fisher_p_value:.2g}" if finding.fisher_p_value is not None else ""
+            ranks = (
+                f", rank test with those that did not as the worst p = {finding.rank_p_value:.2g}"
+                if finding.rank_p_value is not None
+                else ""
+            )
             yield f"{' and '.join(shares)}{fisher}{ranks}: their losses are not compared."
     yield from _together(fair)
     yield from _missing(groups)
@@ -139,7 +145,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
 def cautions(comparison: Comparison, place: int) -> list[str]:
     """Why to be careful with what a group's row says, in a few words each."""
     group, finding = comparison.experiment.groups[place], comparison.findings[place]
-    found = [f"{len(group.untrained)} of {len(group.members)} runs did not train"] * bool(group.untrained)
+    found = [f"{len(group.untrained_members)} of {len(group.members)} runs did not train"] * bool(group.untrained_members)
     if finding is not None and finding.fairness.unequal:
         found.append(f"not comparable: different {format_list(finding.fairness.unequal)}")
     if finding is not None and finding.difference is not None:
@@ -204,7 +210,7 @@ def change_words(change: Change) -> str:
     return f"{change.relation} ({names}): {change.other} instead of {change.first} {move}{chance}{unfair}."
 
 
-def pooled_words(pooled: Pooled) -> str:
+def pooled_words(pooled: PooledDifference) -> str:
     """Of several sweeps together."""
     apart, where = pooled.estimate, f"over {len(pooled.sections)} sweeps ({format_names(pooled.sections)})"
     mean = f"{format_signed(apart.mean)} ({format_interval(apart.low, apart.high)})"
@@ -261,7 +267,7 @@ def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
     if finding.difference is None:
         return
     base = comparison.experiment.groups[comparison.baseline]
-    ours, theirs = ({member.replicate: member for member in group.trained} for group in (finding.group, base))
+    ours, theirs = ({member.replicate: member for member in group.trained_members} for group in (finding.group, base))
     only = [(finding.group.name, [ours[each] for each in ours if each not in theirs])]
     only.append((base.name, [theirs[each] for each in theirs if each not in ours]))
     if finding.difference.paired:
@@ -301,12 +307,12 @@ def _seed_words(members: Iterable[Member]) -> str:
 
 def _missing(groups: Sequence[Group]) -> Iterable[str]:
     """What was planned and is not in the comparison."""
-    unfinished = [group.name for group in groups if len(group.missing) == len(group.members)]
+    unfinished = [group.name for group in groups if len(group.missing_members) == len(group.members)]
     if unfinished:
         yield f"{format_names(unfinished)} {'has' if len(unfinished) == 1 else 'have'} no finished run yet."
     words = []
     for group in groups:
-        states = Counter(member.state if member.named else "not named" for member in group.missing)
+        states = Counter(member.state if member.is_named else "not named" for member in group.missing_members)
         if states and group.name not in unfinished:
             counts = format_list([f"{count} {what}" for what, count in states.items()])
             words.append(f"{counts} of {len(group.members)} runs of {group.name}")
@@ -315,13 +321,15 @@ def _missing(groups: Sequence[Group]) -> Iterable[str]:
 
 
 def _trained_words(group: Group) -> str:
-    total = len(group.trained) + len(group.untrained)
+    total = len(group.trained_members) + len(group.untrained_members)
     if not total:
         return f"no run of {group.name} has ended"
     from scipy import stats  # which takes a second
 
-    share = stats.binomtest(len(group.trained), total).proportion_ci(CONFIDENCE, "wilson")
-    return f"{len(group.trained)} of {total} runs of {group.name} trained ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
+    share = stats.binomtest(len(group.trained_members), total).proportion_ci(CONFIDENCE, "wilson")
+    return (
+        f"{len(group.trained_members)} of {total} runs of {group.name} trained ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
+    )
 
 
 def _better(comparison: Comparison, finding: Finding) -> bool | None:

@@ -15,7 +15,7 @@ from mhsh import text
 from mhsh.report.report import CAUTION, Column, Row, Table, TableCell
 from mhsh.report.sentences import cautions, unbounded, what_decides
 from mhsh.text import format_list, format_loss, format_range, format_signed
-from mhsh.verdict.estimate import Estimate, Replicate, known_estimate
+from mhsh.verdict.estimate import Estimate, Replicate, estimate_finite
 from mhsh.verdict.fairness import find_conditions
 from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, UNTRAINED, Comparison, Finding
 from mhsh.verdict.groups import TRAINED, Group, Member
@@ -120,17 +120,17 @@ def tuned_fields(section: ReportSection) -> list[str]:
 def _own(comparison: Comparison, place: int) -> TableCell:
     """The measure of a group; of one of which no run trained, where its runs ended."""
     own, group, measure = comparison.estimates[place], comparison.experiment.groups[place], comparison.measure
-    if own is not None or not group.untrained:
+    if own is not None or not group.untrained_members:
         return _number(own, format_loss)
-    ends = [final_value(member.run, measure.key, measure.split) for member in group.untrained if member.run is not None]
+    ends = [final_value(member.run, measure.key, measure.split) for member in group.untrained_members if member.run is not None]
     finite = [value for value in ends if math.isfinite(value)]
-    states = ", ".join(dict.fromkeys(member.state for member in group.untrained))
+    states = ", ".join(dict.fromkeys(member.state for member in group.untrained_members))
     return TableCell("not trained", note=f"ends at {format_loss(statistics.fmean(finite))}" if finite else states)
 
 
 def _trained(group: Group) -> TableCell:
-    missing = f"{len(group.missing)} missing" if group.missing else ""
-    return TableCell(f"{len(group.trained)} of {len(group.members)}", note=missing, value=len(group.trained))
+    missing = f"{len(group.missing_members)} missing" if group.missing_members else ""
+    return TableCell(f"{len(group.trained_members)} of {len(group.members)}", note=missing, value=len(group.trained_members))
 
 
 def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -> TableCell:
@@ -157,7 +157,7 @@ def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
 
 
 def _map(measure: Measure, field: str, rows: Mapping[str, _Grid], values: Sequence[float]) -> Table:
-    known = {name: {value: known_estimate(each.values()) for value, each in grid.items()} for name, grid in rows.items()}
+    known = {name: {value: estimate_finite(each.values()) for value, each in grid.items()} for name, grid in rows.items()}
     means = {name: {value: of.mean for value, of in grid.items() if of} for name, grid in known.items()}
     best = {name: (min if measure.lower_is_better else max)(grid.values()) for name, grid in means.items() if grid}
     worst = max((abs(value - best[name]) for name, grid in means.items() for value in grid.values()), default=0.0) or 1.0
@@ -179,7 +179,7 @@ def training_table(sections: Sequence[ReportSection]) -> Table | None:
     rows = []
     for member in (member for section in sections for group in section.groups for member in group.members):
         run = member.run
-        if run is None or not run.trains:
+        if run is None or not run.is_training:
             continue
         last, step, rate = run.curves["train"], run.end or 0.0, math.nan
         if len(last) > 1:
@@ -209,7 +209,8 @@ def stability_table(section: ReportSection) -> Table | None:
             spike = f"{loss:.3f} at step {step:,.0f} of {run}" if run else ""
             norms = [*known.gradient_norm] or [None] * len(QUANTILES)
             numbers = [
-                TableCell("" if value is None else _short(value), value=value) for value in (known.spikes, *norms, known.highest)
+                TableCell("" if value is None else _short(value), value=value)
+                for value in (known.spikes, *norms, known.highest_trained)
             ]
             rows.append(Row((section.groups[place].name, *numbers, spike), group=section.first_group + place))
     return Table(f"{section.prefix}Stability, not tested", columns, tuple(rows)).without_empty_columns() if rows else None
@@ -226,7 +227,7 @@ def measures_table(section: ReportSection) -> Table | None:
     rows = []
     for place, values in enumerate(comparison.values):
         shown = [values.metrics.get(name, {}) for name in names]
-        cells = [_number(known_estimate(each.values()), _short) for each in shown]
+        cells = [_number(estimate_finite(each.values()), _short) for each in shown]
         cells += [_ratio(comparison.findings[place], axis) for axis in ("flops", "seconds")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
     table = Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows)).without_empty_columns()
@@ -244,7 +245,7 @@ def runs_table(section: ReportSection) -> Table:
     columns += [Column(name, numeric=True) for name in names]
     places = run_places(section)
     rows = [
-        Row(tuple(_run_cells(group, member)), run=places.get(id(member.run)) if member.named else None)
+        Row(tuple(_run_cells(group, member)), run=places.get(id(member.run)) if member.is_named else None)
         for group in section.groups
         for member in group.members
     ]
@@ -258,12 +259,12 @@ def run_places(section: ReportSection) -> dict[int, int]:
 
 def _run_cells(group: Group, member: Member) -> list[str | TableCell]:
     seeds = " and ".join(map(str, dict.fromkeys(member.replicate)))
-    state = member.state if member.named or member.state != TRAINED else f"{member.state}, not named"
+    state = member.state if member.is_named or member.state != TRAINED else f"{member.state}, not named"
     run = member.run
     if run is None or not run.has_logged:
         return [f"seed {seeds}", group.name, seeds, state, *[""] * 5]
     numbers = [(loss, format_loss) for loss in (run.final_validation, run.final_train)]
-    numbers += [(run.spent("step"), _whole), (run.spent("tokens"), text.count), (run.spent("seconds"), text.duration)]
+    numbers += [(run.total("step"), _whole), (run.total("tokens"), text.count), (run.total("seconds"), text.duration)]
     return [run.name, group.name, seeds, state, *(TableCell(words(value), value=value) for value, words in numbers)]
 
 

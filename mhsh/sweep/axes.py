@@ -1,4 +1,4 @@
-"""From a config and the axes of a sweep to its cells: one valid config for each combination."""
+"""The axes of a sweep over a config, and its cells: one valid config for each combination."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def cells_of(axes: Sequence[Axis], fields: Fields, cost_of: Callable[[Config], M
         name = "_".join(f"{names[axis.path]}-{_folder_part(value)}" for axis, value in zip(axes, values, strict=True))
         settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
         try:
-            config = from_dict(_with_settings(fields, settings))
+            config = from_dict(_apply_settings(fields, settings))
             check_entries(config)
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
@@ -126,15 +126,15 @@ def fields_of(path: str) -> tuple[str, ...]:
 
 def families(cells: Sequence[Cell]) -> list[list[Cell]]:
     """The cells that differ in their budget alone, in ascending order of it."""
-    alike: dict[tuple[Value, ...], list[Cell]] = {}
+    by_settings: dict[tuple[Value, ...], list[Cell]] = {}
     for cell in cells:
-        alike.setdefault(tuple(value for path, value in cell.settings.items() if path != BUDGET), []).append(cell)
-    return [sorted(family, key=lambda cell: cell.config.train.num_steps) for family in alike.values()]
+        by_settings.setdefault(tuple(value for path, value in cell.settings.items() if path != BUDGET), []).append(cell)
+    return [sorted(family, key=lambda cell: cell.config.train.num_steps) for family in by_settings.values()]
 
 
 def parents(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """By the names of cells, the cell of the next smaller budget. Its steps before its decay are
-    theirs too, so they begin after them. Other schedules than wsd share no steps.
+    """The cell of the next smaller budget, by the names of the cells that have one. They
+    share its steps before its decay, so they begin after them. Other schedules than wsd share none.
     """
     pairs = [pair for family in families(cells) for pair in itertools.pairwise(family)]
     return {cell.name: parent for parent, cell in pairs if decay_start(parent.config)}
@@ -146,7 +146,7 @@ def _axis(text: str, fields: Fields, sample: int | None) -> Axis:
         raise UserError(f"--axes {text!r} is not NAME=VALUE,VALUE,...; for example heads_per_layer=8,4,2,1")
     path = _path(name, fields)
     if _is_range(path, listed):
-        return Axis(path, _sampled(text, path, listed, sample))
+        return Axis(path, _sample_range(text, path, listed, sample))
     values = tuple(_value(path, value) for value in listed.split(","))
     for value in values:
         if values.count(value) > 1:
@@ -158,7 +158,7 @@ def _is_range(path: str, listed: str) -> bool:
     return ".." in listed and kind_of(path) in (int, float)
 
 
-def _sampled(text: str, path: str, listed: str, sample: int | None) -> tuple[Value, ...]:
+def _sample_range(text: str, path: str, listed: str, sample: int | None) -> tuple[Value, ...]:
     """Values of a range, in ascending order: more values are the same ones and others between."""
     from scipy.stats import qmc
 
@@ -200,7 +200,7 @@ def _value(path: str, text: str) -> Value:
         raise UserError(f"--axes: {error}") from error
 
 
-def _with_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, Any]:
+def _apply_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, Any]:
     changed = {section: dict(copy.deepcopy(values)) for section, values in fields.items()}
     for path, value in settings.items():
         if path == SCHEME:

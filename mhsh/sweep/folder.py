@@ -58,8 +58,8 @@ _FOLDERS = ("runs", "logs", "ends")
 RESUMABLE = (0, os.EX_TEMPFAIL, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-class Choosing(Struct, frozen=True):
-    """That each setting has its own best value of a field, by some of the seeds."""
+class Tuning(Struct, frozen=True):
+    """The tuning of a field: some of the seeds choose the best value for each setting."""
 
     over: str  # as --over named it
     seeds: int | None  # how many choose; None: half of them
@@ -78,7 +78,7 @@ class _PlanCell(Struct):
 
 
 class Addition(Struct, frozen=True):
-    """What one command added to the plan."""
+    """The values and cells that one command added to the plan."""
 
     at: str  # in UTC
     command: str
@@ -87,11 +87,11 @@ class Addition(Struct, frozen=True):
 
 
 class _PlanFile(Struct):
-    """What plan.json holds; it may come from anybody."""
+    """The content of plan.json, which may come from anybody."""
 
     axes: list[_PlanAxis]
     cells: list[_PlanCell]
-    choosing: Choosing | None = None
+    choosing: Tuning | None = None
     margin: Annotated[float, Meta(ge=0)] | None = None
     pooled: bool = False
     fields: dict[str, dict[str, Any]] = {}
@@ -100,11 +100,11 @@ class _PlanFile(Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a sweep is, and how it is judged."""
+    """The cells of a sweep, and how it is judged."""
 
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]
-    choosing: Choosing | None = None
+    choosing: Tuning | None = None
     fields: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # of the config that the axes vary
     history: tuple[Addition, ...] = dataclasses.field(default=(), compare=False)
     writer: str = dataclasses.field(default=str(WRITER["mhsh"]), compare=False)  # the version of mhsh
@@ -114,7 +114,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class CellState:
-    """What has become of a cell so far; `reason` in one line where it failed, else empty."""
+    """The state of a cell so far; `reason` says in one line why it failed, else it is empty."""
 
     kind: str
     reason: str = ""
@@ -137,25 +137,25 @@ class SweepFolder:
           UserError: the folder holds another sweep or something else, or cannot be written.
         """
         # In this order: another host may be opening it too, and writes its plan before all else.
-        if exists(self.path) and _holds_anything(self.path) and not self.has_plan():
+        if exists(self.path) and _is_occupied(self.path) and not self.has_plan():
             raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
         try:
             for name in _FOLDERS:
                 make_folder(self.path / name)
         except OSError as error:
             raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
-        with self._plan_guarded() as write:
+        with self._guard_plan() as write:
             held = self.read_plan() if self.has_plan() else None
             if held is not None:
                 self._check_holds_part_of(plan, held)
-            write(json.dumps(_plan_fields(plan, _with_addition(held, plan, command)), indent=1) + "\n")
+            write(json.dumps(_plan_fields(plan, _extend_history(held, plan, command)), indent=1) + "\n")
 
     def has_plan(self) -> bool:
         """Whether there is a plan."""
         return exists(self.path / PLAN_FILE)
 
     @contextlib.contextmanager
-    def _plan_guarded(self) -> Iterator[Any]:
+    def _guard_plan(self) -> Iterator[Any]:
         """A function that writes the plan, unless another process has meanwhile."""
         path = str(self.path / PLAN_FILE)
         if not is_remote(path):
@@ -219,13 +219,13 @@ class SweepFolder:
         self._write_end(name, {"exit_status": exit_status, "reason": reason})
 
     def forget_failures(self) -> None:
-        """Cells that have failed are to be tried again."""
+        """Marks the cells that have failed, so that they are tried again."""
         for cell in self.read_plan().cells:
             if self.outcome(cell.name).kind == FAILED:
                 self.finish(cell.name, os.EX_TEMPFAIL, "to be tried again")
 
     def state(self, name: str) -> CellState:
-        """What has become of the cell; a record that cannot be read makes it a failed one."""
+        """The state of the cell; a record that cannot be read makes it a failed one."""
         found, run = self.outcome(name), self.run_folder(name).path
         return CellState(RUNNING, holder(run)) if found.kind != FINISHED and is_held(run) else found
 
@@ -283,7 +283,7 @@ def check_margin(margin: float | None) -> None:
         raise UserError(f"--margin={margin:g} is not a distance; give one in the unit of the measure, such as 0.02")
 
 
-def _holds_anything(folder: epath.Path) -> bool:
+def _is_occupied(folder: epath.Path) -> bool:
     """Whether there is more than the empty folders and the half-written plan of a new sweep."""
     if not is_dir(folder):
         return True
@@ -310,7 +310,7 @@ def _read_cell(cell: _PlanCell, path: str, version: int) -> Cell:
     return Cell(cell.name, settings, from_record(cell.config, path), cell.cost)
 
 
-def _with_addition(held: Plan | None, plan: Plan, command: str) -> list[Addition]:
+def _extend_history(held: Plan | None, plan: Plan, command: str) -> list[Addition]:
     """The history of the plan, with what it adds to the one that is held."""
     before = {axis.path: axis.values for axis in held.axes} if held else {}
     added = {axis.path: [value for value in axis.values if value not in before.get(axis.path, ())] for axis in plan.axes}

@@ -33,17 +33,17 @@ def run_workers(folder: SweepFolder, count: int, flags: Sequence[str], look: Cal
       an error of its own, or was killed.
     """
     workers: list[subprocess.Popen[bytes]] = []
-    told: set[int] = set()
+    signalled: set[int] = set()
 
     def pass_on(number: int) -> None:
         for worker in workers:
-            if worker.pid not in told and worker.poll() is None:
-                told.add(worker.pid)
+            if worker.pid not in signalled and worker.poll() is None:
+                signalled.add(worker.pid)
                 worker.send_signal(number)
 
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals(pass_on))
-        stack.enter_context(_terminating(workers))
+        stack.enter_context(_terminate_at_end(workers))
         logs = [stack.enter_context(_log(folder, slot)) for slot in range(count)]
         for slot in range(count if signals.signal is None else 0):
             workers.append(_start(folder, slot, count, flags, logs[slot]))
@@ -55,10 +55,12 @@ def run_workers(folder: SweepFolder, count: int, flags: Sequence[str], look: Cal
             look()
             for slot, worker in enumerate(workers):
                 if (worker.poll() or 0) < 0 and signals.signal is None and starts < _MOST_STARTS:
-                    print(f"  {_ended(worker.returncode, logs[slot])}; started again", flush=True)
+                    print(f"  {_describe_end(worker.returncode, logs[slot])}; started again", flush=True)
                     workers[slot], starts = _start(folder, slot, count, flags, logs[slot]), starts + 1
         ended = zip(workers, logs, strict=False)
-        lines = [_ended(worker.returncode, log) for worker, log in ended if worker.returncode not in (0, os.EX_TEMPFAIL, 130)]
+        lines = [
+            _describe_end(worker.returncode, log) for worker, log in ended if worker.returncode not in (0, os.EX_TEMPFAIL, 130)
+        ]
     return signals.signal, lines if signals.signal is None else []
 
 
@@ -96,14 +98,14 @@ def _log(folder: SweepFolder, slot: int) -> Iterator[Path]:
         write_atomically(folder.path / "logs" / name, (Path(here) / name).read_bytes())
 
 
-def _ended(status: int, log: Path) -> str:
+def _describe_end(status: int, log: Path) -> str:
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"a worker ended {how}: {lines[-1] if lines else 'it said nothing'}"
 
 
 @contextlib.contextmanager
-def _terminating(workers: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _terminate_at_end(workers: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Terminates the processes that still run at the end of the `with`, however it ends."""
     try:
         yield

@@ -32,7 +32,7 @@ _SECONDS_BETWEEN_LOOKS = {False: 1.0, True: 10.0}  # on a disk; in a bucket, whe
 
 # As mhsh.training.loop.train_together: yields each run when it has ended, with its error, or None.
 Train = Callable[[Sequence[Held], StopSignals], Iterable[tuple[Held, Exception | None]]]
-Needed = Callable[[Plan, Collection[str]], Sequence[str]]  # of a plan and the cells that have ended, those to be trained
+SelectCells = Callable[[Plan, Collection[str]], Sequence[str]]  # of a plan and the cells that have ended, those to be trained
 
 
 class _Claim(NamedTuple):
@@ -47,11 +47,11 @@ class _Claim(NamedTuple):
 class Worker:
     """Trains the cells of a sweep. Any number of workers share the folder."""
 
-    def __init__(self, folder: SweepFolder, needed: Needed, train: Train, together: int = 1) -> None:
-        """`needed` may name more cells when others have ended. Up to so many cells are trained
+    def __init__(self, folder: SweepFolder, select: SelectCells, train: Train, together: int = 1) -> None:
+        """`select` may name more cells when others have ended. Up to so many cells are trained
         `together`: those that share a program, and stand at the same step.
         """
-        self._folder, self._needed, self._train, self._together = folder, needed, train, together
+        self._folder, self._select, self._train, self._together = folder, select, train, together
         self._watch = Watch()
         self._tries = self._trained = 0
         self.ended: dict[str, CellState] = {}
@@ -64,7 +64,7 @@ class Worker:
           UserError: another version of mhsh planned the sweep, or no cell can be trained here.
           Unavailable: the bucket does not answer, or another worker has taken this one's cell.
         """
-        said: list[str] = []
+        printed: list[str] = []
         while True:
             plan = self._folder.read_plan()
             if plan.writer != __version__:
@@ -72,32 +72,32 @@ class Worker:
                     f"{self._folder.path} was planned by mhsh {plan.writer}, and this is mhsh {__version__}: install that one, or "
                     f"plan with this one by mhsh sweep --workdir={self._folder.path} --parallel=0"
                 )
-            left = [cell for cell in self._cells(plan) if cell.name not in self.ended]
-            if not left:
+            remaining = [cell for cell in self._cells(plan) if cell.name not in self.ended]
+            if not remaining:
                 return None
-            with contextlib.ExitStack() as held:
-                claims = self._claim_alike(plan, left, held)
+            with contextlib.ExitStack() as locks:
+                claims = self._claim_batch(plan, remaining, locks)
                 stopped_by = self._try(claims)
             if stopped_by is not None:
                 return stopped_by
             if claims:
-                said = []
+                printed = []
             else:
-                names = [cell.name for cell in left if cell.name not in self.ended]
-                if names and names != said:
-                    said = names
+                names = [cell.name for cell in remaining if cell.name not in self.ended]
+                if names and names != printed:
+                    printed = names
                     print(f"{len(names)} cells are left, and others have them: {self._say_holder(names[0])}", flush=True)
                     print("waiting until they have ended, or one of them is free", flush=True)
                 time.sleep(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)] if names else 0)
 
     def _cells(self, plan: Plan) -> list[Cell]:
         cells = {cell.name: cell for cell in plan.cells}
-        return [cells[name] for name in self._needed(plan, self.ended)]
+        return [cells[name] for name in self._select(plan, self.ended)]
 
     def _say_holder(self, name: str) -> str:
         return f"{name}: {holder(self._folder.run_folder(name).path)}"
 
-    def _claim_alike(self, plan: Plan, left: Sequence[Cell], held: contextlib.ExitStack) -> list[_Claim]:
+    def _claim_batch(self, plan: Plan, cells: Sequence[Cell], locks: contextlib.ExitStack) -> list[_Claim]:
         """The first cell that nobody has, and those after it that can be trained with it."""
         claims: list[_Claim] = []
 
@@ -105,22 +105,22 @@ class Worker:
         def first_step() -> int | None:
             return claims[0].run.newest_checkpoint()
 
-        for cell in left:
+        for cell in cells:
             if len(claims) == self._together:
                 break
-            if not claims or self._shares(cell, claims[0].cell, first_step):
-                claim = self._claim(plan, cell, held)
+            if not claims or self._shares_program(cell, claims[0].cell, first_step):
+                claim = self._claim(plan, cell, locks)
                 claims += [claim] if claim is not None else []
         return claims
 
-    def _shares(self, cell: Cell, first: Cell, first_step: Callable[[], int | None]) -> bool:
+    def _shares_program(self, cell: Cell, first: Cell, first_step: Callable[[], int | None]) -> bool:
         """Whether the cell would go on with the program of the first one, and from its step."""
         if shared_program(cell.config) != shared_program(first.config):
             return False
         return self._folder.run_folder(cell.name).newest_checkpoint() == first_step()
 
-    def _claim(self, plan: Plan, cell: Cell, held: contextlib.ExitStack) -> _Claim | None:
-        """The cell, until the end of `held`; None where it is not to be had."""
+    def _claim(self, plan: Plan, cell: Cell, locks: contextlib.ExitStack) -> _Claim | None:
+        """The cell, until the end of `locks`; None where it is not to be had."""
         parent = parents(plan.cells).get(cell.name)
         if self._has_ended(cell.name) or (parent is not None and not self._has_ended(parent.name)):
             return None
@@ -132,7 +132,7 @@ class Worker:
                 return None
             if self._has_ended(cell.name):  # in the moment before
                 return None
-            held.push(claim.pop_all())
+            locks.push(claim.pop_all())
         return _Claim(cell, parent, run, note)
 
     def _try(self, claims: Sequence[_Claim]) -> int | None:

@@ -1,1 +1,1 @@
-"""From run folders to findings: the engine of every comparison. Without drawing, without jax."""
+"""The engine of every comparison: it makes findings of run folders, without drawing or jax."""

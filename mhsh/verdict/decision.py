@@ -1,5 +1,5 @@
-"""What a difference says against a margin that was fixed beforehand, what would decide it, and what
-several differences say together.
+"""Decisions on a difference by a margin that was fixed beforehand, the seeds or values that would
+decide it, and the mean of several differences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled:
+class PooledDifference:
     """A difference over sections."""
 
     relation: str  # what the groups have in common, as in `1 head a layer`
@@ -54,37 +54,39 @@ class Pooled:
     planned: bool
 
 
-def against(apart: Estimate, margin: float) -> str:
-    """What the interval of a difference says by MARGIN_RULE."""
-    if apart.low > margin:
+def margin_verdict(difference: Estimate, margin: float) -> str:
+    """LOWER, HIGHER, EQUIVALENT or UNDECIDED, by MARGIN_RULE and the interval of a difference."""
+    if difference.low > margin:
         return HIGHER
-    if apart.high < -margin:
+    if difference.high < -margin:
         return LOWER
-    return EQUIVALENT if -margin < apart.low and apart.high < margin else UNDECIDED
+    return EQUIVALENT if -margin < difference.low and difference.high < margin else UNDECIDED
 
 
 def decide(
-    apart: Estimate, spread: Spread, doubt: Doubt, tests: int, margin: float, values: Callable[[float], Sequence[float]]
+    difference: Estimate, spread: Spread, doubt: Doubt, tests: int, margin: float, values: Callable[[float], Sequence[float]]
 ) -> Decision:
-    """The decision on a difference that was judged so.
+    """The decision on a difference that was judged with this spread and doubt, as one of `tests`.
 
     Args:
-      values: of the tuned field, to try next, by half of the interval without what the grid hides.
+      values: gives the values of the tuned field to try next, by half of the width of the
+        interval without what the grid hides.
     """
-    words = against(apart, margin)
-    if words != UNDECIDED or not apart.has_interval:
+    words = margin_verdict(difference, margin)
+    if words != UNDECIDED or not difference.has_interval:
         return Decision(words, margin)
 
-    def decided(more: int) -> bool:
-        seeds = apart.seeds + more
-        wider = spread._replace(freedom=spread.freedom * (seeds - 1) // (apart.seeds - 1))
-        expected = dataclasses.replace(apart, seeds=seeds, error=apart.error * math.sqrt(apart.seeds / seeds))
-        return against(judge(expected, wider, doubt, tests), margin) != UNDECIDED
+    def is_decided(more: int) -> bool:
+        seeds = difference.seeds + more
+        wider = spread._replace(freedom=spread.freedom * (seeds - 1) // (difference.seeds - 1))
+        error = difference.error * math.sqrt(difference.seeds / seeds)
+        expected = dataclasses.replace(difference, seeds=seeds, error=error)
+        return margin_verdict(judge(expected, wider, doubt, tests), margin) != UNDECIDED
 
-    more = bisect.bisect_left(range(MOST_SEEDS + 1), True, 1, key=decided)
+    more = bisect.bisect_left(range(MOST_SEEDS + 1), True, 1, key=is_decided)
     if more <= MOST_SEEDS:
         return Decision(words, margin, more)
-    alone = judge(apart, spread, tests=tests)
+    alone = judge(difference, spread, tests=tests)
     return Decision(words, margin, values=tuple(values((alone.high - alone.low) / 2)))
 
 
@@ -92,27 +94,27 @@ def pool(differences: Sequence[Estimate], doubts: Sequence[Doubt]) -> tuple[Esti
     """The mean of at least three differences by POOLED_RULE, and the standard deviation between
     them; None where too few have a spread and a bound.
     """
-    known = [
-        (apart.mean - doubt.shift, math.hypot(apart.error, doubt.error))
-        for apart, doubt in zip(differences, doubts, strict=True)
-        if math.isfinite(apart.error) and math.isfinite(doubt.error) and not (doubt.open_below or doubt.open_above)
+    bounded = [
+        (each.mean - doubt.shift, math.hypot(each.error, doubt.error))
+        for each, doubt in zip(differences, doubts, strict=True)
+        if math.isfinite(each.error) and math.isfinite(doubt.error) and not (doubt.open_below or doubt.open_above)
     ]
-    if len(known) < 3:
+    if len(bounded) < 3:
         return None
-    means, errors = zip(*known, strict=True)
-    freedom = len(known) - 1
+    means, errors = zip(*bounded, strict=True)
+    freedom = len(bounded) - 1
     fixed = [error**-2 for error in errors]
-    level = _weighted(means, fixed)
+    level = _weighted_mean(means, fixed)
     excess = math.fsum(weight * (mean - level) ** 2 for mean, weight in zip(means, fixed, strict=True)) - freedom
     between = max(0.0, excess / (math.fsum(fixed) - math.fsum(weight**2 for weight in fixed) / math.fsum(fixed)))
     weights = [1 / (error**2 + between) for error in errors]
-    mean = _weighted(means, weights)
-    apart = math.fsum(weight * (each - mean) ** 2 for each, weight in zip(means, weights, strict=True)) / freedom
-    error = math.sqrt(max(1.0, apart) / math.fsum(weights))  # never surer than the sections themselves
-    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
+    mean = _weighted_mean(means, weights)
+    dispersion = math.fsum(weight * (each - mean) ** 2 for each, weight in zip(means, weights, strict=True)) / freedom
+    error = math.sqrt(max(1.0, dispersion) / math.fsum(weights))  # never surer than the sections themselves
+    half_width = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
     p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
-    return Estimate(mean, mean - half, mean + half, len(known), p_value, error=error), math.sqrt(between)
+    return Estimate(mean, mean - half_width, mean + half_width, len(bounded), p_value, error=error), math.sqrt(between)
 
 
-def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return statistics.fmean(values, weights)

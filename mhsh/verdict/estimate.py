@@ -79,7 +79,7 @@ class Estimate:
 
 
 class Doubt(NamedTuple):
-    """What a difference may be off by that more seeds do not change, in its unit."""
+    """The part of a difference's uncertainty that more seeds do not change, in its unit."""
 
     shift: float = 0.0  # how much lower it is by what the grids of a tuned field hide
     error: float = 0.0  # of that and of the validation rows, a standard error; inf: not known
@@ -87,8 +87,8 @@ class Doubt(NamedTuple):
     open_below: bool = False  # whether it may be lower by any amount, as a best rate is at an edge
     open_above: bool = False
 
-    def less(self, other: Doubt) -> Doubt:
-        """Of a difference with this doubt minus one with the other."""
+    def subtract(self, other: Doubt) -> Doubt:
+        """The doubt of a difference with this doubt minus a difference with the other doubt."""
         return Doubt(
             self.shift - other.shift,
             math.hypot(self.error, other.error),
@@ -112,19 +112,19 @@ def estimate(values: Iterable[float]) -> Estimate:
     """The mean of one value a seed (at least one) by INTERVAL_RULE."""
     numbers = tuple(values)
     mean, error = _mean_and_error(numbers, max(map(abs, numbers)))
-    half = math.nan if math.isnan(error) else WIDENING * _quantile(len(numbers) - 1) * error
-    return Estimate(mean, mean - half, mean + half, len(numbers), error=error)
+    half_width = math.nan if math.isnan(error) else WIDENING * _quantile(len(numbers) - 1) * error
+    return Estimate(mean, mean - half_width, mean + half_width, len(numbers), error=error)
 
 
-def known_estimate(values: Iterable[float]) -> Estimate | None:
-    """As `estimate`, of those values that are finite; None if none is."""
+def estimate_finite(values: Iterable[float]) -> Estimate | None:
+    """The `estimate` of those values that are finite; None if none is."""
     finite = [value for value in values if math.isfinite(value)]
     return estimate(finite) if finite else None
 
 
-def half_interval(seeds: int) -> float | None:
-    """What the deviation of so many values is multiplied with for half of the interval of their
-    mean, by INTERVAL_RULE; None if they are too few.
+def half_width_factor(seeds: int) -> float | None:
+    """The factor that makes the deviation of so many values half of the width of their mean's
+    interval, by INTERVAL_RULE; None if they are too few.
     """
     return None if seeds < 2 else WIDENING * _quantile(seeds - 1) / math.sqrt(seeds)
 
@@ -158,48 +158,49 @@ def spreads(differences: Sequence[Estimate]) -> list[Spread]:
     return [Spread(typical, freedom - max(each.seeds - 1, 0) * (each in known)) for each in differences]
 
 
-def judge(apart: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUBT, tests: int = 1) -> Estimate:
+def judge(difference: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUBT, tests: int = 1) -> Estimate:
     """A difference with interval and p-value by DIFFERENCE_RULE, as one of so many tests."""
-    typical = spread.typical / math.sqrt(apart.seeds)  # of a mean
-    known = not math.isnan(apart.error)
-    mean = apart.mean - doubt.shift
-    is_open = math.isinf(doubt.error) or mean * apart.mean < 0 or (doubt.open_below if mean > 0 else doubt.open_above)
-    if not (known or (typical and apart.paired)):
-        within = is_open or abs(mean) <= doubt.resolution + _NORMAL * doubt.error
-        return dataclasses.replace(apart, p_value=math.nan if within else min(tests * apart.p_value, 1.0))  # nan stays nan
-    error = apart.error if known else 0.0
+    typical = spread.typical / math.sqrt(difference.seeds)  # of a mean
+    has_spread = not math.isnan(difference.error)
+    mean = difference.mean - doubt.shift
+    is_open = math.isinf(doubt.error) or mean * difference.mean < 0 or (doubt.open_below if mean > 0 else doubt.open_above)
+    if not (has_spread or (typical and difference.paired)):
+        is_within = is_open or abs(mean) <= doubt.resolution + _NORMAL * doubt.error
+        p_value = math.nan if is_within else min(tests * difference.p_value, 1.0)  # nan stays nan
+        return dataclasses.replace(difference, p_value=p_value)
+    error = difference.error if has_spread else 0.0
 
-    def half(level: float) -> float:
-        """Of the interval that leaves out the truth so often."""
-        own = _quantile(apart.seeds - 1, level)
-        by_seeds = WIDENING * own * error
+    def half_width(level: float) -> float:
+        """Half of the width of the interval that leaves out the truth so often."""
+        quantile = _quantile(difference.seeds - 1, level)
+        by_seeds = WIDENING * quantile * error
         if typical:
-            others = _quantile(spread.freedom, level)
-            by_own = (OWN_SHARE * own + (1 - OWN_SHARE) * others) * error * (error / typical)
-            by_seeds = max(min(by_own, by_seeds), POOLED_WIDENING * others * typical)
+            pooled = _quantile(spread.freedom, level)
+            by_both = (OWN_SHARE * quantile + (1 - OWN_SHARE) * pooled) * error * (error / typical)
+            by_seeds = max(min(by_both, by_seeds), POOLED_WIDENING * pooled * typical)
         return math.hypot(by_seeds, -float(ndtri(level / 2)) * doubt.error) + doubt.resolution
 
-    wide = half((1 - CONFIDENCE) / tests)
+    wide = half_width((1 - CONFIDENCE) / tests)
     # The mean at the rates that were tried is not ruled out by what lies between them.
-    low = -math.inf if doubt.open_below else min(mean - wide, apart.mean)
-    high = math.inf if doubt.open_above else max(mean + wide, apart.mean)
-    p_value = math.nan if apart.seeds < MIN_SEEDS else 1.0 if is_open else min(1.0, tests * _level(half, abs(mean)))
-    return dataclasses.replace(apart, low=low, high=high, p_value=p_value, centre=mean)
+    low = -math.inf if doubt.open_below else min(mean - wide, difference.mean)
+    high = math.inf if doubt.open_above else max(mean + wide, difference.mean)
+    p_value = math.nan if difference.seeds < MIN_SEEDS else 1.0 if is_open else min(1.0, tests * _level(half_width, abs(mean)))
+    return dataclasses.replace(difference, low=low, high=high, p_value=p_value, centre=mean)
 
 
-def as_normal(error: float, freedom: int) -> float:
+def normal_error(error: float, freedom: int) -> float:
     """The normal error with the 95 % interval that Student's with this error has."""
     return error * _quantile(freedom) / _NORMAL
 
 
-def _level(half: Callable[[float], float], nearest: float) -> float:
-    """The level at which half of an interval is so wide, between 1e-12 and 1."""
+def _level(half_width: Callable[[float], float], nearest: float) -> float:
+    """The level, from 1e-12 to 1, at which half of an interval is as wide as `nearest`."""
     low, high = math.log(1e-12), 0.0
-    if half(1.0) >= nearest:
+    if half_width(1.0) >= nearest:
         return 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if half(math.exp(middle)) > nearest else (low, middle)
+        low, high = (middle, high) if half_width(math.exp(middle)) > nearest else (low, middle)
     return math.exp(high)
 
 
@@ -227,5 +228,5 @@ def _mean_and_error(values: Sequence[float], scale: float) -> tuple[float, float
 
 
 def _quantile(freedom: int, level: float = 1 - CONFIDENCE) -> float:
-    """Student's: exceeded, to both sides, so often."""
+    """The quantile of Student's t that is exceeded so often, to both sides together."""
     return float(stdtrit(freedom, 1 - level / 2))

@@ -1,4 +1,4 @@
-"""What is compared: the runs that were named, and what was planned of them."""
+"""The experiment that is compared: the runs that were named, and the plans of their sweeps."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Experiment:
         return [group.choice for group in self.groups if group.choice]
 
     def sections(self, by: Sequence[str] = ()) -> dict[tuple[str, ...], Experiment]:
-        """What is compared by itself: each sweep if there are several; and with `by`, some of the
-        axes, each setting of the others. Without, each budget of a sweep of shapes and budgets. The
-        keys say which: `("small", "budget 400")`.
+        """The parts of the experiment that are compared each by itself: each sweep if there are
+        several; and with `by`, which names some of the axes, each setting of the other axes.
+        Without `by`, each budget of a sweep of shapes and budgets. The keys say which part it is:
+        `("small", "budget 400")`.
 
         Raises:
           UserError: `by` names no axis.
@@ -55,20 +56,20 @@ class Experiment:
                 allowed = format_list([sanitize(axis.name) for axis in self.axes] or ["none"])
                 raise UserError(f"--by={sanitize(name)} is not an axis of these sweeps; allowed: {allowed}")
         sweeps = _sweep_names(self.groups)
-        compared = [known[name] for name in by]
+        own_axes = [known[name] for name in by]
         if not by and BUDGET in known:
-            compared = [axis.path for axis in self.axes if axis.path != BUDGET]
+            own_axes = [axis.path for axis in self.axes if axis.path != BUDGET]
         varied = {axis.path for axis in self.axes if len(axis.values) > 1}
         parts: dict[tuple[str, ...], list[Group]] = {}
         for group in self.groups:
             words = [sweeps[group.sweep]] if len(sweeps) > 1 else []
-            others = {path: value for path, value in group.settings.items() if compared and path not in compared}
+            others = {path: value for path, value in group.settings.items() if own_axes and path not in own_axes}
             words += [f"{path.split('.')[-1]} {sanitize(str(value))}" for path, value in others.items() if path in varied]
             parts.setdefault(tuple(words), []).append(group)
-        return {words: self._section(groups, renamed=bool(compared)) for words, groups in parts.items()} or {(): self}
+        return {words: self._section(groups, renamed=bool(own_axes)) for words, groups in parts.items()} or {(): self}
 
     def _section(self, groups: Sequence[Group], renamed: bool) -> Experiment:
-        """Some of the groups; `renamed`: named by what differs among these alone."""
+        """An experiment of these groups; `renamed`: they are named by what differs among them."""
         names = names_of([group.config for group in groups]) if renamed else [group.name for group in groups]
         return dataclasses.replace(
             self, groups=tuple(dataclasses.replace(group, name=name) for group, name in zip(groups, names, strict=True))
@@ -90,15 +91,15 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]]) -> Experiment:
     The plan of a sweep counts also where only some of its runs are named: the others of the same
     setting are members that were not named.
     """
-    named = load_runs(paths)
-    cells, axes, plans, problems = _planned(paths, [real_path(run.path) for run in named.runs])
-    runs = {real_path(run.path): run for run in named.runs}
-    beside = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, CONFIG_FILE))])
-    every = runs | {real_path(run.path): run for run in beside.runs}
+    loaded = load_runs(paths)
+    cells, axes, plans, problems = _read_plans(paths, [real_path(run.path) for run in loaded.runs])
+    runs = {real_path(run.path): run for run in loaded.runs}
+    unnamed = load_runs([path for path in cells if path not in runs and exists(epath.Path(path, CONFIG_FILE))])
+    all_runs = runs | {real_path(run.path): run for run in unnamed.runs}
     # A sweep that has only its plan holds no run yet.
     empty = {cell.sweep for cell in cells.values()}
-    refused = [line for line in named.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]
-    problems = [*dict.fromkeys((*refused, *beside.refused)), *problems]
+    refused = [line for line in loaded.refused if not any(line.startswith(f"{sweep} holds no run") for sweep in empty)]
+    problems = [*dict.fromkeys((*refused, *unnamed.refused)), *problems]
     # The cells of a sweep come in the order of its plan, where its first run was named.
     order: dict[str, None] = {}
     for first in runs:
@@ -106,7 +107,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]]) -> Experiment:
         order |= dict.fromkeys([path for path, cell in cells.items() if cell.sweep == sweep] or [first])
     members = []
     for path in [*order, *(path for path in cells if path not in order)]:
-        run, cell = every.get(path), cells.get(path)
+        run, cell = all_runs.get(path), cells.get(path)
         if run is not None and cell is not None and run.config != cell.config:
             differing = format_differences(cell.config, run.config)
             problems.append(f"{run.path} is not the run that its sweep planned ({differing}); it is left out")
@@ -127,31 +128,29 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]]) -> Experiment:
 
 def planned_experiment(plan: Plan) -> Experiment:
     """The experiment of a sweep of which nothing has run."""
-    cells = {
-        cell.name: PlannedCell("", cell.config, _without_seeds(cell.settings), CellState(WAITING), True) for cell in plan.cells
-    }
+    cells = {cell.name: PlannedCell("", cell.config, _drop_seeds(cell.settings), CellState(WAITING), True) for cell in plan.cells}
     groups, _ = find_groups([Member(name, cell.config, None, True, cell) for name, cell in cells.items()])
     return Experiment(groups, tuple(axis for axis in plan.axes if axis.path not in SEEDS), ())
 
 
-def _without_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
+def _drop_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
     return {path: value for path, value in settings.items() if path not in SEEDS}
 
 
-def _planned(
+def _read_plans(
     paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]
 ) -> tuple[dict[str, PlannedCell], tuple[Axis, ...], dict[str, Plan], list[str]]:
     """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
     the sweeps that `runs` belong to the cells with the settings of these runs. And their axes, the
     plans of the sweeps in `paths`, and a line for each plan that could not be read.
     """
-    whole = {real_path(absolute(path)) for path in paths}
+    named_sweeps = {real_path(absolute(path)) for path in paths}
     owners = [str(epath.Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
     cells: dict[str, PlannedCell] = {}
     axes: dict[str, Axis] = {}
     plans: dict[str, Plan] = {}
     problems: list[str] = []
-    for sweep in dict.fromkeys([*whole, *owners]):
+    for sweep in dict.fromkeys([*named_sweeps, *owners]):
         folder = SweepFolder(sweep)
         if not folder.has_plan():
             continue
@@ -160,16 +159,16 @@ def _planned(
         except UserError as error:
             problems.append(str(error))
             continue
-        if sweep in whole:
+        if sweep in named_sweeps:
             plans[sweep] = plan
         for axis in plan.axes:
             if axis.path not in SEEDS:
                 known = axes[axis.path].values if axis.path in axes else ()
                 axes[axis.path] = Axis(axis.path, tuple(dict.fromkeys((*known, *axis.values))))
         of_sweep = {real_path(folder.run_folder(cell.name).path): cell for cell in plan.cells}
-        named = [_without_seeds(cell.settings) for path, cell in of_sweep.items() if path in runs]
+        named_settings = [_drop_seeds(cell.settings) for path, cell in of_sweep.items() if path in runs]
         for path, cell in of_sweep.items():
-            settings = _without_seeds(cell.settings)
-            if sweep in whole or settings in named:
-                cells[path] = PlannedCell(sweep, cell.config, settings, folder.state(cell.name), sweep in whole)
+            settings = _drop_seeds(cell.settings)
+            if sweep in named_sweeps or settings in named_settings:
+                cells[path] = PlannedCell(sweep, cell.config, settings, folder.state(cell.name), sweep in named_sweeps)
     return cells, tuple(axes.values()), plans, problems

@@ -1,4 +1,4 @@
-"""What two groups differ in, and what that does to their comparison."""
+"""The conditions that two groups differ in, and what each of them does to their comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mhsh.config.schema import Config
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.sweep.axes import SEEDS
 from mhsh.text import format_recorded, sanitize
-from mhsh.verdict.groups import Group, other_files
+from mhsh.verdict.groups import Group, differing_files
 from mhsh.verdict.runs import Ancestor, RecordedRun
 from mhsh.verdict.treatment import DEFAULT_TREATMENT, PARAMETER_MARGIN, SHAPE, factors
 
@@ -40,7 +40,7 @@ CONDITION_RULE = (
 
 
 class Effect(enum.Enum):
-    """What a difference in a condition makes incomparable; the worst first."""
+    """The numbers that a difference in a condition makes incomparable; the worst first."""
 
     LOSS = "losses"
     SIZE = "losses, if the larger model wins"
@@ -61,7 +61,7 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Fairness:
-    """What a group and the baseline differ in."""
+    """The factors and conditions in which a group and the baseline differ."""
 
     factors: tuple[str, ...]  # of the treatment
     unequal: tuple[str, ...]  # conditions that make losses incomparable
@@ -69,7 +69,7 @@ class Fairness:
     excess: float  # by which share the group has more parameters than the baseline, by its largest count; 0 within the margin
 
     @property
-    def comparable(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether losses are comparable, sizes aside."""
         return not self.unequal and len(self.factors) <= 1
 
@@ -112,11 +112,11 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
 
     rows = [
         record("data", Effect.LOSS, "data", "fingerprint"),
-        row("order of the data (batches at equal steps)", Effect.LOSS, _hash_of_order(runs)),
-        row("validation batches", Effect.LOSS, lambda run: ", ".join(run.validated) or "none"),
+        row("order of the data (batches at equal steps)", Effect.LOSS, _order_digest(runs)),
+        row("validation batches", Effect.LOSS, lambda run: ", ".join(run.validation_batches) or "none"),
         row(_DATA_SEEDS, Effect.LOSS, lambda run: run.config.data.seed),
         *([] if SHAPE in treatment else [settings(SHAPE)]),
-        row(_TOKENS, Effect.LOSS, lambda run: _whole(run.spent("tokens"))),
+        row(_TOKENS, Effect.LOSS, lambda run: _to_int(run.total("tokens"))),
         record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
         *(
             record(
@@ -129,9 +129,9 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
         *(settings(what) for what in get_args(ConfigRow) if what not in _OWN_ROWS),
         row("start", Effect.LOSS, lambda run: _start(run, treatment)),
         row("training seeds", Effect.NONE, lambda run: run.config.train.seed),
-        row("code that decides losses", Effect.LOSS, lambda run: _by_step(run.record["code"])),
+        row("code that decides losses", Effect.LOSS, lambda run: _join_steps(run.record["code"])),
         # One name must not mean two things. Entries of different names are compared by the config.
-        row("files of your own", Effect.LOSS if other_files(runs) else Effect.NONE, _files),
+        row("files of your own", Effect.LOSS if differing_files(runs) else Effect.NONE, _describe_entries),
         row("numeric settings", Effect.LOSS, _numerics),
         record("code revision", Effect.CLOCK, "git_revision"),
         record("devices", Effect.CLOCK, "devices"),
@@ -140,18 +140,18 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
         *(record(f"version of {name}", Effect.CLOCK, "versions", name) for name in _keys_of(runs, "versions")),
         record("rematerialisation that ran", Effect.CLOCK, "remat_policy"),
         record("XLA flags in force", Effect.CLOCK, "xla_flags"),
-        row("changes in mid-run", Effect.CLOCK, lambda run: _in_mid_run(run.recorded("clock"))),
+        row("changes in mid-run", Effect.CLOCK, lambda run: _mid_run_changes(run.recorded("clock"))),
     ]
     order = [*Effect]
     return tuple(sorted(rows, key=lambda each: len(order) if each.equal else order.index(each.effect)))
 
 
 def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_TREATMENT, tuned: str = "") -> Fairness:
-    """What the runs of two groups differ in: replicate by replicate where they have two or more in
-    common, as their difference is taken, else all of one against all of the other. The field
-    `tuned`, of which each group has its best value, is no factor.
+    """The fairness of two groups by what their runs differ in: replicate by replicate where they
+    have two or more in common, as their difference is taken, else all of one against all of the
+    other. The field `tuned`, of which each group has its best value, is no factor.
     """
-    ours, theirs = group.by_replicate, baseline.by_replicate
+    ours, theirs = group.runs_by_replicate, baseline.runs_by_replicate
     pairs = [([ours[replicate]], [theirs[replicate]]) for replicate in ours if replicate in theirs]
     pairs = pairs if len(pairs) > 1 else [([*ours.values()], [*theirs.values()])]
     rows = [row for pair in pairs if all(pair) for row in find_conditions(pair, treatment) if not row.equal]
@@ -167,10 +167,10 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
     )
 
 
-def unequal_sections(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
-    """What makes a change from one section to another incomparable, by the groups that stand for
-    each other: what differs beside the config, which is what the sections are meant to differ in,
-    and what follows from it.
+def unequal_conditions(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
+    """The conditions that make a change from one section to another incomparable, by the pairs of
+    groups that stand for each other. The config, in which the sections are meant to differ, is none
+    of them, nor is what follows from it.
     """
     found: dict[str, None] = {}
     for one, other in pairs:
@@ -179,14 +179,14 @@ def unequal_sections(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
         meant = [_TOKENS] if "train.num_steps" in differing else []
         if any(path.startswith("data.") or path in _OF_BATCHES for path in differing):
             meant += [_TOKENS, *_FOLLOW_THE_SEED]
-        unit = other_unit([*one.runs, *other.runs])
+        unit = unit_mismatch([*one.runs, *other.runs])
         unequal = fairness(other, one, (SHAPE, *differing)).unequal
         found |= dict.fromkeys([unit.removeprefix("the ").removesuffix(" differs")] if unit else [])
         found |= dict.fromkeys(name for name in unequal if name not in meant)
     return tuple(found)
 
 
-def other_unit(runs: Sequence[RecordedRun]) -> str:
+def unit_mismatch(runs: Sequence[RecordedRun]) -> str:
     """Why the losses of these runs are not in one unit; empty if they are.
 
     Objective, tokenizer and vocabulary must be equal. Vocabularies are compared by content if every
@@ -206,7 +206,7 @@ def other_unit(runs: Sequence[RecordedRun]) -> str:
 
 
 def _excess(ours: float, theirs: float) -> float:
-    """By which share the first of two counts exceeds the second; 0 within the margin."""
+    """The share by which the first of two counts exceeds the second; 0 within the margin."""
     if min(ours, theirs) <= 0 or max(ours, theirs) / min(ours, theirs) <= 1 + PARAMETER_MARGIN:
         return 0.0
     return ours / theirs - 1
@@ -257,34 +257,34 @@ def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     settings = {row: _settings(parent.config, row, treatment) for row in rows}
     settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    data, tokens = str(parent.fingerprint)[:8], _whole(parent.tokens)
+    data, tokens = str(parent.fingerprint)[:8], _to_int(parent.tokens)
     return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
 
 
 def _numerics(run: RecordedRun) -> str:
-    """What ran, with the precision of products: where that is not recorded, the device's own, which
-    is known of a CPU alone.
+    """The numeric settings that ran, with the precision of products. Where that is not recorded,
+    it is the device's own, which is known of a CPU alone.
     """
     device = run.recorded("devices", "kind")
     bits = _CPU_BITS if run.recorded("devices", "platform") == "cpu" else f"not recorded, on {device}"
-    known = run.record["numerics"].items() if device is not None else ()
-    values = {step: {"product_bits": bits, **value} for step, value in known if isinstance(value, Mapping)}
-    return _by_step({step: dict(sorted(value.items())) for step, value in values.items()} or run.record["numerics"])
+    recorded = run.record["numerics"].items() if device is not None else ()
+    values = {step: {"product_bits": bits, **value} for step, value in recorded if isinstance(value, Mapping)}
+    return _join_steps({step: dict(sorted(value.items())) for step, value in values.items()} or run.record["numerics"])
 
 
-def _files(run: RecordedRun) -> str:
+def _describe_entries(run: RecordedRun) -> str:
     """A user's entries that the run used, with their files."""
     entries = run.record.get("entries", [])
     return ", ".join(f"{entry['name']}: {entry['file']} {entry['sha256'][:12]}" for entry in entries) or "none"
 
 
-def _whole(number: float | None) -> int | None:
+def _to_int(number: float | None) -> int | None:
     return None if number is None or math.isnan(number) else int(number)
 
 
-def _hash_of_order(runs: Sequence[RecordedRun]) -> Callable[[RecordedRun], str | None]:
-    """What hashes the checksums of a run's batches at the steps for which all of these runs logged
-    one. It gives None if there are no such steps.
+def _order_digest(runs: Sequence[RecordedRun]) -> Callable[[RecordedRun], str | None]:
+    """A function that hashes the checksums of a run's batches at the steps for which all of these
+    runs logged one. It gives None if there are no such steps.
     """
     steps = functools.reduce(np.intersect1d, [run.batches["step"] for run in runs])
     width = max(run.batches["checksum"].itemsize for run in runs)
@@ -297,15 +297,15 @@ def _hash_of_order(runs: Sequence[RecordedRun]) -> Callable[[RecordedRun], str |
     return digest
 
 
-def _by_step(values: Mapping[str, Any]) -> str:
-    """What trained a run, where it is another from some step on with that step."""
+def _join_steps(values: Mapping[str, Any]) -> str:
+    """The values as text: the first, and each later one with the step after which it holds."""
     first, *others = [(step, value if isinstance(value, str) else json.dumps(value)) for step, value in values.items()]
     return ", ".join([first[1], *(f"after step {step} {value}" for step, value in others)])
 
 
-def _in_mid_run(clock: Any) -> str | None:
-    """Of what changes seconds, by the step after which it holds: all that changed in mid-run. None:
-    an older mhsh did not record it.
+def _mid_run_changes(clock: Any) -> str | None:
+    """The settings that change seconds and that changed in mid-run, each with its values and the
+    steps after which they hold. None: an older mhsh did not record it.
     """
     if not isinstance(clock, Mapping) or not all(isinstance(values, Mapping) for values in clock.values()):
         return None
@@ -316,7 +316,7 @@ def _in_mid_run(clock: Any) -> str | None:
             step: json.dumps(values.get(path)) for step, values in by_step.items() if not isinstance(values.get(path), Mapping)
         }
         if len(set(texts.values())) > 1:
-            lines.append(f"{path.removeprefix('run.')} {_by_step(texts)}")
+            lines.append(f"{path.removeprefix('run.')} {_join_steps(texts)}")
     return "; ".join(lines) or "none"
 
 

@@ -1,4 +1,4 @@
-"""What a comparison finds: one test a group, one of each change between sweeps, and no other."""
+"""The findings of a comparison: one test a group, one of each change between sweeps, no other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mhsh.errors import UserError
 from mhsh.storage.files import absolute
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.decision import HIGHER, LOWER, Decision, Pooled, decide, pool
-from mhsh.verdict.estimate import MIN_SEEDS, Doubt, Estimate, Replicate, difference, judge, known_estimate, rank_sum, spreads
+from mhsh.verdict.decision import HIGHER, LOWER, Decision, PooledDifference, decide, pool
+from mhsh.verdict.estimate import MIN_SEEDS, Doubt, Estimate, Replicate, difference, estimate_finite, judge, rank_sum, spreads
 from mhsh.verdict.experiment import Experiment
-from mhsh.verdict.fairness import Fairness, fairness, other_unit, unequal_sections
+from mhsh.verdict.fairness import Fairness, fairness, unequal_conditions, unit_mismatch
 from mhsh.verdict.groups import Group
 from mhsh.verdict.outcomes import LOSS, Measure, Values, cost_ratios, measure_all, sampling_error
 from mhsh.verdict.stability import Stability, stability
@@ -53,13 +53,13 @@ class Finding:
     verdict: str
     difference: Estimate | None  # group minus baseline; None if there is none
     fairness: Fairness
-    trained: float | None = None  # UNTRAINED: the p-value of Fisher's exact test of equal shares
-    ranks: float | None = None  # UNTRAINED: the p-value of the rank test, of all tests of the page
+    fisher_p_value: float | None = None  # UNTRAINED: the p-value of Fisher's exact test of equal shares
+    rank_p_value: float | None = None  # UNTRAINED: the p-value of the rank test, of all tests of the page
     decision: Decision | None = None  # of a page that was judged; None: not tested
     ratios: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # `cost_ratios` by axis; not tested
 
     @property
-    def tested(self) -> Estimate | None:
+    def tested_difference(self) -> Estimate | None:
         """Its difference, if that has a test."""
         return None if self.verdict == UNTRAINED else self.difference
 
@@ -80,12 +80,12 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Of its section, printable."""
+        """The name of its section, printable."""
         return ", ".join(self.section)
 
     def doubt(self, place: int) -> Doubt:
-        """What the difference of a group to the baseline may be off by."""
-        ours, theirs = (self.experiment.groups[each].hidden for each in (place, self.baseline))
+        """The doubt about the difference of the group at `place` to the baseline."""
+        ours, theirs = (self.experiment.groups[each].hidden_gain for each in (place, self.baseline))
         if not self.measure.lower_is_better:  # what hides a higher value of one hides a lower one of the other
             ours, theirs = theirs, ours
         errors = [error for _, error in (ours, theirs) if math.isfinite(error)]
@@ -109,11 +109,11 @@ class Change:
 
 
 class Page(NamedTuple):
-    """What stands on one page."""
+    """The comparisons of one page, and what they say together."""
 
     comparisons: list[Comparison]
     changes: list[Change]
-    pooled: list[Pooled]
+    pooled: list[PooledDifference]
 
 
 def compare(
@@ -132,10 +132,10 @@ def compare(
     """
     place = baseline_place(experiment.groups, baseline)
     primary, values = measure_all(experiment, measure)
-    estimates = tuple(known_estimate(each.final.values()) for each in values)
+    estimates = tuple(estimate_finite(each.final.values()) for each in values)
     stabilities = tuple(map(stability, experiment.groups))
     comparison = Comparison(section, experiment, primary, values, tuple(treatment), place, (), estimates, stabilities)
-    one_unit = not other_unit(experiment.runs)
+    one_unit = not unit_mismatch(experiment.runs)
     places = range(len(experiment.groups))
     findings = tuple(None if each == place else _finding(comparison, each, one_unit) for each in places)
     return dataclasses.replace(comparison, findings=findings)
@@ -149,40 +149,46 @@ def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
       margin: of MARGIN_RULE.
     """
     changes = _changes(comparisons)
-    tested = [[(k, found.tested) for k, found in enumerate(each.findings) if found and found.tested] for each in comparisons]
-    p_values = [apart.p_value for of in tested for _, apart in of] + [change.estimate.p_value for change in changes]
-    p_values += [found.ranks for each in comparisons for found in each.findings if found and found.ranks is not None]
+    tested = [
+        [(k, found.tested_difference) for k, found in enumerate(each.findings) if found and found.tested_difference]
+        for each in comparisons
+    ]
+    p_values = [difference.p_value for pairs in tested for _, difference in pairs] + [change.estimate.p_value for change in changes]
+    p_values += [found.rank_p_value for each in comparisons for found in each.findings if found and found.rank_p_value is not None]
     tests = max(1, sum(not math.isnan(p_value) for p_value in p_values))
-    judged = [_judged(each, of, tests, margin) for each, of in zip(comparisons, tested, strict=True)]
+    judged = [_judge_comparison(each, pairs, tests, margin) for each, pairs in zip(comparisons, tested, strict=True)]
     changes = [dataclasses.replace(each, estimate=judge(each.estimate, doubt=each.doubt, tests=tests)) for each in changes]
-    return Page(judged, changes, _pooled(judged))
+    return Page(judged, changes, _pool_comparisons(judged))
 
 
-def margin_of(experiment: Experiment, asked: float | None = None) -> float:
+def margin_of(experiment: Experiment, margin: float | None = None) -> float:
     """The margin that was asked for, else that of the sweeps' plans, else 0.
 
     Raises:
       UserError: the plans have several.
     """
     planned = {plan.margin for plan in experiment.plans.values() if plan.margin is not None}
-    if asked is None and len(planned) > 1:
-        several = format_list([f"{margin:g}" for margin in sorted(planned)])
+    if margin is None and len(planned) > 1:
+        several = format_list([f"{each:g}" for each in sorted(planned)])
         raise UserError(f"the plans of these sweeps have several margins, {several}; choose one with --margin")
-    return asked if asked is not None else next(iter(planned), 0.0)
+    return margin if margin is not None else next(iter(planned), 0.0)
 
 
-def _judged(comparison: Comparison, tested: Sequence[tuple[int, Estimate]], tests: int, margin: float) -> Comparison:
+def _judge_comparison(comparison: Comparison, tested: Sequence[tuple[int, Estimate]], tests: int, margin: float) -> Comparison:
     findings = [
-        found and dataclasses.replace(found, ranks=None if found.ranks is None else min(1.0, tests * found.ranks))
+        found
+        and dataclasses.replace(found, rank_p_value=None if found.rank_p_value is None else min(1.0, tests * found.rank_p_value))
         for found in comparison.findings
     ]
-    for (place, alone), spread in zip(tested, spreads([apart for _, apart in tested]), strict=True):
+    for (place, alone), spread in zip(tested, spreads([each for _, each in tested]), strict=True):
         finding, doubt = findings[place], comparison.doubt(place)
         assert finding is not None
-        apart = judge(alone, spread, doubt, tests)
+        judged = judge(alone, spread, doubt, tests)
         choices = [each.choice for each in (finding.group, comparison.experiment.groups[comparison.baseline]) if each.choice]
-        decision = decide(apart, spread, doubt, tests, margin, lambda half, of=tuple(choices): values_to_add(half, of))
-        findings[place] = dataclasses.replace(finding, verdict=_verdict(apart), difference=apart, decision=decision)
+        decision = decide(
+            judged, spread, doubt, tests, margin, lambda half_width, choices=tuple(choices): values_to_add(half_width, choices)
+        )
+        findings[place] = dataclasses.replace(finding, verdict=_verdict(judged), difference=judged, decision=decision)
     return dataclasses.replace(comparison, findings=tuple(findings))
 
 
@@ -208,26 +214,26 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
     fair = fairness(group, other, comparison.treatment, group.choice.over if group.choice else "")
     values = comparison.values[place], comparison.values[comparison.baseline]
     ours, theirs = ({key: value for key, value in each.final.items() if math.isfinite(value)} for each in values)
-    apart = None
+    judged = None
     if ours and theirs and one_unit:
-        apart = judge(difference(ours, theirs), doubt=comparison.doubt(place))
-    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, apart, fair, ratios=cost_ratios(group, other, measure.split))
-    if group.untrained or other.untrained:
+        judged = judge(difference(ours, theirs), doubt=comparison.doubt(place))
+    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, judged, fair, ratios=cost_ratios(group, other, measure.split))
+    if group.untrained_members or other.untrained_members:
         from scipy import stats  # which takes a second
 
-        counts = [(len(each.trained), len(each.untrained)) for each in (group, other)]
-        p_value = float(stats.fisher_exact(counts).pvalue) if all(map(any, counts)) else None
+        counts = [(len(each.trained_members), len(each.untrained_members)) for each in (group, other)]
+        fisher_p_value = float(stats.fisher_exact(counts).pvalue) if all(map(any, counts)) else None
         worst = math.inf if measure.lower_is_better else -math.inf
-        ranked = [[*of.values(), *[worst] * len(each.untrained)] for of, each in ((ours, group), (theirs, other))]
-        ranks = rank_sum(*ranked) if one_unit and min(map(len, ranked)) >= MIN_SEEDS else None
-        return dataclasses.replace(found, verdict=UNTRAINED, trained=p_value, ranks=ranks)
-    return found if apart is None else dataclasses.replace(found, verdict=_verdict(apart))
+        ranked = [[*values.values(), *[worst] * len(each.untrained_members)] for values, each in ((ours, group), (theirs, other))]
+        rank_p_value = rank_sum(*ranked) if one_unit and min(map(len, ranked)) >= MIN_SEEDS else None
+        return dataclasses.replace(found, verdict=UNTRAINED, fisher_p_value=fisher_p_value, rank_p_value=rank_p_value)
+    return found if judged is None else dataclasses.replace(found, verdict=_verdict(judged))
 
 
-def _verdict(apart: Estimate) -> str:
-    if apart.seeds < MIN_SEEDS:
+def _verdict(difference: Estimate) -> str:
+    if difference.seeds < MIN_SEEDS:
         return TOO_FEW_SEEDS
-    return LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
+    return LEVEL if not difference.is_significant else LOWER if difference.mean < 0 else HIGHER
 
 
 def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
@@ -235,24 +241,24 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
     changes = []
     others = [each for each in others if len({*first.section} ^ {*each.section}) == 2]
     for (place, group), other in itertools.product(enumerate(first.experiment.groups), others):
-        counterplace = _counterplace(first, place, other)
-        if counterplace is None:
+        matching_place = _matching_place(first, place, other)
+        if matching_place is None:
             continue
-        ours, theirs = _differences(first, place), _differences(other, counterplace)
-        both = ours.keys() & theirs.keys()
-        if both:
-            doubt = other.doubt(counterplace).less(first.doubt(place))
-            apart = judge(difference(theirs, ours), doubt=doubt)
-            means = statistics.fmean(ours[each] for each in both), statistics.fmean(theirs[each] for each in both)
-            names = group.name, other.experiment.groups[counterplace].name
-            alike = (place, counterplace), (first.baseline, other.baseline)
-            pairs = [(first.experiment.groups[one], other.experiment.groups[two]) for one, two in alike]
-            unequal = unequal_sections(pairs)
-            changes.append(Change(_relation(first, place), first.name, other.name, names, means, apart, doubt, unequal))
+        ours, theirs = _differences(first, place), _differences(other, matching_place)
+        common = ours.keys() & theirs.keys()
+        if common:
+            doubt = other.doubt(matching_place).subtract(first.doubt(place))
+            judged = judge(difference(theirs, ours), doubt=doubt)
+            means = statistics.fmean(ours[each] for each in common), statistics.fmean(theirs[each] for each in common)
+            names = group.name, other.experiment.groups[matching_place].name
+            places = (place, matching_place), (first.baseline, other.baseline)
+            pairs = [(first.experiment.groups[one], other.experiment.groups[two]) for one, two in places]
+            unequal = unequal_conditions(pairs)
+            changes.append(Change(_relation(first, place), first.name, other.name, names, means, judged, doubt, unequal))
     return changes
 
 
-def _pooled(comparisons: Sequence[Comparison]) -> list[Pooled]:
+def _pool_comparisons(comparisons: Sequence[Comparison]) -> list[PooledDifference]:
     """The differences of at least three sweeps whose groups stand to their baselines alike; where a
     sweep is over lengths of training, those of the longest.
     """
@@ -260,49 +266,51 @@ def _pooled(comparisons: Sequence[Comparison]) -> list[Pooled]:
     bases = [(each.experiment.groups[each.baseline], each) for each in comparisons if each.experiment.groups]
     for base, each in sorted(bases, key=lambda pair: float(pair[0].settings.get(BUDGET, 0))):
         longest[base.sweep] = each
-    alike: dict[Any, list[tuple[Comparison, int, Estimate]]] = {}
+    matching: dict[Any, list[tuple[Comparison, int, Estimate]]] = {}
     for each in longest.values():
         for place, finding in enumerate(each.findings):
-            if finding is not None and finding.tested is not None:
-                alike.setdefault(_stand(each, place), []).append((each, place, finding.tested))
+            if finding is not None and finding.tested_difference is not None:
+                matching.setdefault(_match_key(each, place), []).append((each, place, finding.tested_difference))
     found = []
-    for of in alike.values():
-        together = pool([apart for _, _, apart in of], [each.doubt(place) for each, place, _ in of])
-        if together is None or len({each.section for each, _, _ in of}) < len(of):
+    for entries in matching.values():
+        pooled = pool([difference for *_, difference in entries], [each.doubt(place) for each, place, _ in entries])
+        if pooled is None or len({each.section for each, _, _ in entries}) < len(entries):
             continue
-        pairs = [value for each, place, _ in of for value in _differences(each, place).values()]
-        same = sum(value * together[0].mean > 0 for value in pairs)
-        plans = [each.experiment.plans.get(each.experiment.groups[place].sweep) for each, place, _ in of]
+        pairs = [value for each, place, _ in entries for value in _differences(each, place).values()]
+        same = sum(value * pooled[0].mean > 0 for value in pairs)
+        plans = [each.experiment.plans.get(each.experiment.groups[place].sweep) for each, place, _ in entries]
         planned = all(plan is not None and plan.pooled for plan in plans)
-        relation, names = _relation(of[0][0], of[0][1]), tuple(each.name for each, _, _ in of)
-        found.append(Pooled(relation, names, *together, same, len(pairs), planned))
+        relation, names = _relation(*entries[0][:2]), tuple(each.name for each, _, _ in entries)
+        found.append(PooledDifference(relation, names, *pooled, same, len(pairs), planned))
     return found
 
 
-def _counterplace(first: Comparison, place: int, other: Comparison) -> int | None:
+def _matching_place(first: Comparison, place: int, other: Comparison) -> int | None:
     """The place in `other` of the group that stands to its baseline as the one at `place` does: its
     namesake, or where neither has one the only group that stands so; None: there is none.
     """
-    stand = _stand(first, place)
+    key = _match_key(first, place)
     names, theirs = ([group.name for group in each.experiment.groups] for each in (first, other))
-    if stand is None:
+    if key is None:
         return None
     if names[place] in theirs:
         namesake = theirs.index(names[place])
-        return namesake if _stand(other, namesake) == stand else None
-    rivals = [k for k, name in enumerate(names) if name not in theirs and _stand(first, k) == stand]
-    found = [k for k, name in enumerate(theirs) if name not in names and _stand(other, k) == stand]
+        return namesake if _match_key(other, namesake) == key else None
+    rivals = [k for k, name in enumerate(names) if name not in theirs and _match_key(first, k) == key]
+    found = [k for k, name in enumerate(theirs) if name not in names and _match_key(other, k) == key]
     return found[0] if len(rivals) == len(found) == 1 else None
 
 
-def _stand(comparison: Comparison, place: int) -> tuple[str, tuple[str, ...]] | None:
+def _match_key(comparison: Comparison, place: int) -> tuple[str, tuple[str, ...]] | None:
     """The relation of a group to its baseline and what they differ in; None: it is the baseline."""
     finding = comparison.findings[place]
     return None if finding is None else (_relation(comparison, place), finding.fairness.factors)
 
 
 def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
-    """By replicate; empty for the baseline, and where not all runs trained."""
+    """The differences to the baseline by replicate; empty for the baseline, and where not all runs
+    trained.
+    """
     finding = comparison.findings[place]
     if finding is None or finding.verdict == UNTRAINED:
         return {}

@@ -57,7 +57,7 @@ class Member:
     name: str  # of its run folder
     config: Config
     run: RecordedRun | None
-    named: bool  # False: its sweep planned it, and it was not named
+    is_named: bool  # False: its sweep planned it, and it was not named
     cell: PlannedCell | None = None  # None outside a sweep
 
     @property
@@ -83,12 +83,12 @@ class Member:
         return run.outcome if run.outcome in (STUCK, DIVERGED) else TRAINED
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether its loss counts."""
-        return self.named and self.state == TRAINED
+        return self.is_named and self.state == TRAINED
 
     @property
-    def untrained(self) -> bool:
+    def is_untrained(self) -> bool:
         """Whether it stayed on the plateau or diverged, named or not."""
         return self.state in (STUCK, DIVERGED)
 
@@ -99,7 +99,7 @@ class Optimum:
 
     rate: float
     loss: float  # mean over the choosing seeds
-    hidden: float  # how much lower it is between `rate` and its neighbours, by the OPTIMUM_RULE of tuning
+    hidden_gain: float  # how much lower it is between `rate` and its neighbours, by the OPTIMUM_RULE of tuning
     hidden_error: float  # the standard error of that; inf: without a bound
     at_edge: bool  # no lower or no higher rate was tried
 
@@ -116,7 +116,7 @@ class Choice:
     choosing: tuple[str, ...]  # names of the choosing runs
 
     @property
-    def highest(self) -> float | None:
+    def highest_trained(self) -> float | None:
         """The highest value that was tried at which all choosing runs trained; None: none."""
         every = {key for losses in self.measured.values() for key in losses}
         return max((value for value, losses in self.measured.items() if losses.keys() >= every and losses), default=None)
@@ -148,97 +148,97 @@ class Group:
         return self.cell.sweep if self.cell else ""
 
     @property
-    def hidden(self) -> tuple[float, float]:
+    def hidden_gain(self) -> tuple[float, float]:
         """How much better its measure is at values between those tried, and the standard error."""
         if self.choice is None:
             return 0.0, 0.0
         optimum = self.choice.optimum
-        return (optimum.hidden, optimum.hidden_error) if optimum else (0.0, math.inf)
+        return (optimum.hidden_gain, optimum.hidden_error) if optimum else (0.0, math.inf)
 
     @property
     def runs(self) -> list[RecordedRun]:
         """The runs that were named and have logged something."""
-        return list(self.by_replicate.values())
+        return list(self.runs_by_replicate.values())
 
     @property
-    def by_replicate(self) -> dict[Replicate, RecordedRun]:
+    def runs_by_replicate(self) -> dict[Replicate, RecordedRun]:
         """The runs that were named and have logged something, by their seeds."""
-        named = {member.replicate: member.run for member in self.members if member.named}
+        named = {member.replicate: member.run for member in self.members if member.is_named}
         return {replicate: run for replicate, run in named.items() if run is not None and run.has_logged}
 
     @property
-    def trained(self) -> list[Member]:
+    def trained_members(self) -> list[Member]:
         """The members whose losses count."""
-        return [member for member in self.members if member.trained]
+        return [member for member in self.members if member.is_trained]
 
     @property
-    def untrained(self) -> list[Member]:
+    def untrained_members(self) -> list[Member]:
         """The members that stayed on the plateau or diverged, whether they were named or not."""
-        return [member for member in self.members if member.untrained]
+        return [member for member in self.members if member.is_untrained]
 
     @property
-    def missing(self) -> list[Member]:
+    def missing_members(self) -> list[Member]:
         """The members that say nothing about their config, or were not named."""
-        return [member for member in self.members if not (member.trained or member.untrained)]
+        return [member for member in self.members if not (member.is_trained or member.is_untrained)]
 
 
 def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
     """The groups by GROUP_RULE, and a line for each run that another one equals."""
     lines: list[str] = []
-    kept: list[tuple[Member, ...]] = []
-    several = other_files([member.run for member in members if member.run is not None])
-    keys = [(_key(member), tuple(sorted(several & _files(member.run))) if member.run else ()) for member in members]
-    for indices in seed_groups(keys, [member.config for member in members]):
+    groups: list[tuple[Member, ...]] = []
+    several = differing_files([member.run for member in members if member.run is not None])
+    keys = [(_group_key(member), tuple(sorted(several & _entry_keys(member.run))) if member.run else ()) for member in members]
+    for indices in group_by_seeds(keys, [member.config for member in members]):
         different: list[Member] = []
         for member in (members[index] for index in indices):
-            line = _why_equal(member.run, [each.run for each in different if each.run is not None]) if member.run else ""
+            line = _duplicate_reason(member.run, [each.run for each in different if each.run is not None]) if member.run else ""
             if line:
                 lines.append(line)
             else:
                 different.append(member)
-        kept.append(tuple(sorted(different, key=lambda member: member.replicate)))
-    configs = [members[0].config for members in kept]
-    groups = zip(names_of(configs), configs, kept, (members[0].cell for members in kept), strict=True)
-    return tuple(Group(*group) for group in groups), lines
+        groups.append(tuple(sorted(different, key=lambda member: member.replicate)))
+    configs = [members[0].config for members in groups]
+    fields = zip(names_of(configs), configs, groups, (members[0].cell for members in groups), strict=True)
+    return tuple(Group(*each) for each in fields), lines
 
 
-def other_files(runs: Sequence[RecordedRun]) -> set[tuple[str, str, str]]:
+def differing_files(runs: Sequence[RecordedRun]) -> set[tuple[str, str, str]]:
     """Field, name and SHA-256 of the entries of users' files that are different in two runs."""
-    used = set().union(*map(_files, runs))
+    used = set().union(*map(_entry_keys, runs))
     counts = Counter((field, name) for field, name, _ in used)
     return {entry for entry in used if counts[entry[:2]] > 1}
 
 
-def _files(run: RecordedRun) -> set[tuple[str, str, str]]:
+def _entry_keys(run: RecordedRun) -> set[tuple[str, str, str]]:
     return {(entry["field"], entry["name"], entry["sha256"]) for entry in run.record.get("entries", [])}
 
 
-def _key(member: Member) -> Hashable:
-    """What is equal in a group: the configs of the run and of those that it started from, without
-    seeds. Outside a sweep, the folder that it started from does not matter: every seed may have its
-    own.
+def _group_key(member: Member) -> Hashable:
+    """The key that is equal in a group: the configs of the run and of those that it started from,
+    without seeds. Outside a sweep, the folder that it started from does not matter: every seed may
+    have its own.
     """
     parents = member.run.lineage if member.run and member.cell is None else ()
     if not parents:
-        return (member.cell.sweep if member.cell else "", without_seeds(member.config))
+        return (member.cell.sweep if member.cell else "", reset_seeds(member.config))
     phases = [(member.config, member.config.train.num_steps), *((parent.config, parent.step) for parent in parents)]
     return tuple(
         replace(each, train=replace(each.train, start_from="", num_steps=steps))
-        for each, steps in ((without_seeds(config), steps) for config, steps in phases)
+        for each, steps in ((reset_seeds(config), steps) for config, steps in phases)
     )
 
 
-def seed_groups(alike: Sequence[Hashable], configs: Sequence[Config]) -> list[list[int]]:
+def group_by_seeds(keys: Sequence[Hashable], configs: Sequence[Config]) -> list[list[int]]:
     """The indices of the runs by GROUP_RULE, in the order of each group's first run.
 
     Args:
-      alike: of each run, what is equal in a group, without seeds.
+      keys: of each run, what is equal in a group, without seeds.
       configs: of each run, for its seeds.
     """
     # The first runs of each config and seed apart from the second ones.
     rounds: dict[Hashable, list[int]] = {}
     seen: Counter[Hashable] = Counter()
-    for index, (key, config) in enumerate(zip(alike, configs, strict=True)):
+    for index, (key, config) in enumerate(zip(keys, configs, strict=True)):
         seeds = (key, config.train.seed, config.data.seed)
         rounds.setdefault((key, seen[seeds]), []).append(index)
         seen[seeds] += 1
@@ -252,12 +252,12 @@ def seed_groups(alike: Sequence[Hashable], configs: Sequence[Config]) -> list[li
     return sorted(groups)
 
 
-def without_seeds(config: Config) -> Config:
+def reset_seeds(config: Config) -> Config:
     """The config with both seeds 0."""
     return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
-def _why_equal(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
+def _duplicate_reason(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
     """Why a run and another one of its group count as one; empty where they do not."""
     curve = _curve_bytes(run)
     for other in others:
@@ -284,8 +284,8 @@ def _are_copies(one: RecordedRun, other: RecordedRun) -> bool:
     """
     if one.config.data.seed == other.config.data.seed:
         return False
-    both, ours, theirs = np.intersect1d(one.batches["step"], other.batches["step"], return_indices=True)
-    return len(both) > 1 and bool((one.batches["checksum"][ours] == other.batches["checksum"][theirs]).all())
+    common, ours, theirs = np.intersect1d(one.batches["step"], other.batches["step"], return_indices=True)
+    return len(common) > 1 and bool((one.batches["checksum"][ours] == other.batches["checksum"][theirs]).all())
 
 
 def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str]:
@@ -295,9 +295,9 @@ def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str
     bases = [f"{shape_name(config.model)} {config.model.residual}" for config in configs]
     flat = [flatten(config) for config in configs]
     names = []
-    for base, own in zip(bases, flat, strict=True):
-        alike = [each for name, each in zip(bases, flat, strict=True) if name == base]
-        fields = [field for field in own if field not in (*without, *SEEDS)]
-        differing = [field for field in fields if any(each.get(field) != own[field] for each in alike)]
-        names.append(sanitize(", ".join([base, *(f"{field.split('.')[1]} {own[field]}" for field in differing)])))
+    for base, fields in zip(bases, flat, strict=True):
+        namesakes = [each for name, each in zip(bases, flat, strict=True) if name == base]
+        paths = [path for path in fields if path not in (*without, *SEEDS)]
+        differing = [path for path in paths if any(each.get(path) != fields[path] for each in namesakes)]
+        names.append(sanitize(", ".join([base, *(f"{path.split('.')[1]} {fields[path]}" for path in differing)])))
     return numbered(names)

@@ -1,4 +1,4 @@
-"""What is measured of the runs that trained: final losses, and what it took to reach equal loss."""
+"""Measures of the runs that trained: final losses, and the costs of reaching equal loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from mhsh.errors import UserError, closest
 from mhsh.storage.outcome import smoothed_final
-from mhsh.verdict.estimate import Estimate, Replicate, as_normal, estimate
+from mhsh.verdict.estimate import Estimate, Replicate, estimate, normal_error
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.groups import Group
 from mhsh.verdict.runs import AXES, RecordedRun
@@ -40,23 +40,23 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """As in `validation loss`."""
+        """The name in words, as in `validation loss`."""
         what = self.key.replace("_", " ")
         return f"{'validation' if self.split == 'validation' else 'training'} {what}"
 
     @property
     def lower_is_better(self) -> bool:
-        """Of losses and perplexities."""
+        """Whether it is a loss or a perplexity, of which the lower value is better."""
         return self.key == LOSS or self.key.endswith(("loss", "perplexity"))
 
-    def of(self, run: RecordedRun) -> float:
+    def value_of(self, run: RecordedRun) -> float:
         """Its value where the run ended; nan if there is none."""
         return final_value(run, self.key, self.split)
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """What was measured of one group, by replicate; of the runs that trained alone."""
+    """The measured values of one group, by replicate, of those of its runs that trained."""
 
     final: Mapping[Replicate, float]  # the primary measure
     loss_parts: Mapping[Replicate, np.ndarray]  # RecordedRun.loss_parts; none of another primary measure
@@ -75,10 +75,10 @@ def measure_all(experiment: Experiment, key: str = LOSS) -> tuple[Measure, tuple
 
 
 def _values(group: Group, measure: Measure, others: Sequence[str]) -> Values:
-    runs = {member.replicate: member.run for member in group.trained if member.run is not None}
+    runs = {member.replicate: member.run for member in group.trained_members if member.run is not None}
     in_parts = (measure.key, measure.split) == (LOSS, "validation")
     return Values(
-        {replicate: measure.of(run) for replicate, run in runs.items()},
+        {replicate: measure.value_of(run) for replicate, run in runs.items()},
         {replicate: run.loss_parts if in_parts else np.zeros(0) for replicate, run in runs.items()},
         {name: {replicate: final_value(run, name, measure.split) for replicate, run in runs.items()} for name in others},
     )
@@ -92,7 +92,7 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
     """
     runs = _trained_runs(experiment)
     split = "validation" if all(len(run.curves["validation"]) for run in runs) else "train"
-    others = [member.run for group in experiment.groups for member in group.untrained if member.run is not None]
+    others = [member.run for group in experiment.groups for member in group.untrained_members if member.run is not None]
     logged = runs or [run for run in others if len(run.curves[split])]
     known = _metrics(logged, split)
     if key != LOSS and logged and key not in known:
@@ -103,7 +103,7 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
 
 
 def _trained_runs(experiment: Experiment) -> list[RecordedRun]:
-    return [member.run for group in experiment.groups for member in group.trained if member.run is not None]
+    return [member.run for group in experiment.groups for member in group.trained_members if member.run is not None]
 
 
 def _metrics(runs: Sequence[RecordedRun], split: str) -> list[str]:
@@ -125,8 +125,8 @@ def final_value(run: RecordedRun, key: str, split: str) -> float:
 
 
 def crossing(x: np.ndarray, loss: np.ndarray, target: float) -> float:
-    """Where a curve first reaches `target`, by RATIO_RULE; nan if it never does, or no evaluation
-    above it comes before.
+    """The x at which a curve first reaches `target`, by RATIO_RULE; nan if it never does, or no
+    evaluation above it comes before.
     """
     row = next(iter(np.flatnonzero(loss <= target)), 0)
     if row == 0 or not math.isfinite(loss[row - 1]):
@@ -150,14 +150,14 @@ def sampling_error(values: Values, baseline: Values) -> float:
     if len(counts) > 1:
         return math.inf
     parts = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
-    return as_normal(float(parts.std(ddof=1)) / math.sqrt(len(parts)), len(parts) - 1)
+    return normal_error(float(parts.std(ddof=1)) / math.sqrt(len(parts)), len(parts) - 1)
 
 
 def cost_ratios(group: Group, baseline: Group, split: str) -> dict[str, Estimate]:
     """The ratio to equal loss by axis, by RATIO_RULE. Empty where fewer than two seeds are in
     common, or one of the runs has no evaluation above that loss.
     """
-    ours, theirs = ({each.replicate: each.run for each in of.trained if each.run} for of in (group, baseline))
+    ours, theirs = ({member.replicate: member.run for member in each.trained_members if member.run} for each in (group, baseline))
     runs = [*ours.values(), *theirs.values()]
     common = [key for key in ours if key in theirs]
     if len(common) < 2:
@@ -167,8 +167,8 @@ def cost_ratios(group: Group, baseline: Group, split: str) -> dict[str, Estimate
 
     def cost(run: RecordedRun, axis: str) -> float:
         curve = run.curves[split]
-        kept = np.isin(curve.steps, steps)
-        return crossing(curve.x[axis][kept], curve.loss[kept], target)
+        rows = np.isin(curve.steps, steps)
+        return crossing(curve.x[axis][rows], curve.loss[rows], target)
 
     found = {}
     for axis in AXES:

@@ -51,7 +51,7 @@ class Curve:
 
     @property
     def steps(self) -> np.ndarray:
-        """After which each row was logged."""
+        """The step after which each row was logged."""
         return self.x["step"]
 
 
@@ -77,11 +77,11 @@ class RecordedRun:
     lineage: tuple[Ancestor, ...]  # the runs that it started from, nearest first
     curves: Mapping[str, Curve]  # by split; a split without rows is an empty curve
     batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows, which name their batch
-    validated: tuple[str, ...]  # the checksums of validation's batches, each once
+    validation_batches: tuple[str, ...]  # the checksums of validation's batches, each once
     loss_parts: np.ndarray  # the last validation loss of consecutive parts of its batches; empty: not known
     vocabulary: str | None  # SHA-256 of the folder's vocabulary; None if there is none
     problems: tuple[str, ...]  # one line each, naming the file
-    trains: bool = False  # a process holds the folder, or was killed while it did
+    is_training: bool = False  # a process holds the folder, or was killed while it did
 
     def recorded(self, *keys: str) -> Any:
         """The value in run.json under nested keys; None if it is missing."""
@@ -91,7 +91,7 @@ class RecordedRun:
         return value
 
     def recorded_number(self, *keys: str) -> float | None:
-        """Like `recorded`, but None unless it is a finite number."""
+        """The value that `recorded` gives, as a number; None unless that is finite."""
         value = number(self.recorded(*keys))
         return value if math.isfinite(value) else None
 
@@ -100,7 +100,7 @@ class RecordedRun:
         """Whether any loss was logged, finite or not."""
         return any(map(len, self.curves.values()))
 
-    def spent(self, axis: str) -> float | None:
+    def total(self, axis: str) -> float | None:
         """The largest value of a cumulative axis; None if there is none."""
         values = np.concatenate([curve.x[axis] for curve in self.curves.values()])
         values = values[np.isfinite(values)]
@@ -145,14 +145,14 @@ class RecordedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadedRuns:
     """The opened runs, and a line for every folder that could not be opened."""
 
     runs: tuple[RecordedRun, ...]
     refused: tuple[str, ...]
 
 
-def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
+def load_runs(folders: Sequence[str | os.PathLike[str]]) -> LoadedRuns:
     """Opens the runs that `find_runs` finds. A bad folder gets a line in `refused`."""
     paths, refused = find_runs(folders)
     runs = []
@@ -161,7 +161,7 @@ def load_runs(folders: Sequence[str | os.PathLike[str]]) -> Loaded:
             runs.append(_load(name, path))
         except UserError as error:
             refused.append(str(error))
-    return Loaded(tuple(runs), tuple(map(sanitize, refused)))
+    return LoadedRuns(tuple(runs), tuple(map(sanitize, refused)))
 
 
 def find_runs(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[epath.Path], list[str]]:
@@ -316,7 +316,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
 def sound_metrics(folder: RunFolder) -> Metrics:
     """The rows before the first that is damaged or would draw a wrong curve, and what is wrong."""
     metrics = folder.read_metrics()
-    for wrong in (_no_number, _goes_back):
+    for wrong in (_first_odd_number, _first_step_back):
         found = wrong(metrics)
         if found is not None:
             line, reason = found
@@ -325,14 +325,14 @@ def sound_metrics(folder: RunFolder) -> Metrics:
     return metrics
 
 
-def _no_number(metrics: Metrics) -> tuple[int, str] | None:
+def _first_odd_number(metrics: Metrics) -> tuple[int, str] | None:
     """The first line with a loss or a place on an axis that is not a number, and what is wrong."""
     return min(((metrics.odd[name], f"{name} is not a number") for name in ("loss", *AXES) if name in metrics.odd), default=None)
 
 
-def _goes_back(metrics: Metrics) -> tuple[int, str] | None:
+def _first_step_back(metrics: Metrics) -> tuple[int, str] | None:
     """The first line that does not come after the one before it, and what is wrong with it."""
-    unsound: list[tuple[int, str]] = []
+    steps_back: list[tuple[int, str]] = []
     for split, name in itertools.product(SPLITS, AXES):
         values = metrics.numbers(split, name)
         lines, values = metrics.lines(split)[np.isfinite(values)], values[np.isfinite(values)]
@@ -340,8 +340,8 @@ def _goes_back(metrics: Metrics) -> tuple[int, str] | None:
         for place in np.flatnonzero((steps < 0) | ((steps == 0) & (name == "step")))[:1]:
             before, after = (int(value) if value.is_integer() else value for value in values[place : place + 2].tolist())
             back = f"{name if name != 'step' else 'steps'} go back from {before} to {after}"
-            unsound.append((int(lines[place + 1]), back if before != after else f"step {after} is there twice"))
-    return min(unsound, default=None)
+            steps_back.append((int(lines[place + 1]), back if before != after else f"step {after} is there twice"))
+    return min(steps_back, default=None)
 
 
 def curve_of(metrics: Metrics, split: str) -> Curve:

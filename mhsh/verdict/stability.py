@@ -24,16 +24,16 @@ STABILITY_RULE = (
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """Of the runs of one group together, whether they trained or not."""
+    """The stability of all runs of one group together, whether they trained or not."""
 
     spikes: float  # per 1,000 steps
     first_spike: tuple[str, float, float] | None  # the run with the highest: its name, the step, the loss there
     gradient_norm: tuple[float, ...]  # by QUANTILES; empty: not logged
-    highest: float | None  # of the tuned field, that trains; None: not tuned, or none does
+    highest_trained: float | None  # of the tuned field, that trains; None: not tuned, or none does
 
 
 def stability(group: Group) -> Stability | None:
-    """By STABILITY_RULE; None where no run has logged a training loss."""
+    """The stability of a group by STABILITY_RULE; None where no run has logged a training loss."""
     runs = [run for run in group.runs if len(run.curves["train"])]
     if not runs:
         return None
@@ -48,13 +48,13 @@ def stability(group: Group) -> Stability | None:
         1000 * count / steps,
         (highest[1], highest[2], highest[0]) if highest else None,
         tuple(np.quantile(known, QUANTILES).tolist()) if len(known) else (),
-        group.choice.highest if group.choice else None,
+        group.choice.highest_trained if group.choice else None,
     )
 
 
 def spikes_of(curve: Curve) -> Sequence[tuple[float, float]]:
-    """Step and loss of each spike of a training curve: what the run marked as it trained, or where
-    it is by SPIKE_RULE of the logged losses.
+    """Step and loss of each spike of a training curve: where the run marked one as it trained, or
+    where the logged losses have one by SPIKE_RULE.
     """
     marked = np.isfinite(curve.metrics.get("spike", np.full(len(curve), np.nan)))
     before = [curve.loss[max(0, row - SPIKE_ROWS) : row].tolist() for row in range(len(curve))]

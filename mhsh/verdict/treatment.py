@@ -1,4 +1,4 @@
-"""What is meant to differ between two groups: the treatment, and the factors that it is made of."""
+"""The treatment, which is meant to differ between two groups, and the factors it is made of."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _SHAPE_FACTORS: Mapping[str, tuple[str, ...]] = {
     "normalisation": ("norm", "qk_norm"),
 }
 _SIZES = (DEPTH, "passes over the layers", "heads a layer", "width")
-_FOLLOW = ("base_layers", "layers_per_group")  # what regrouping sets besides
+_FOLLOWING = ("base_layers", "layers_per_group")  # what regrouping sets besides
 
 
-def treatment_of(axes: Sequence[Axis], named: Sequence[str] | None) -> tuple[str, ...]:
-    """What is meant to differ: SHAPE and the fields that were swept, or what the caller names.
+def treatment_of(axes: Sequence[Axis], names: Sequence[str] | None) -> tuple[str, ...]:
+    """The fields that are meant to differ: SHAPE and those that were swept, or those of `names`.
 
     Raises:
       UserError: a name is neither SHAPE nor a field of a config.
     """
-    if named is None:
+    if names is None:
         swept = (field for axis in axes for field in fields_of(axis.path))
         return tuple(dict.fromkeys([SHAPE, *swept]))
     known = [SHAPE, *dict.fromkeys(field.path for objective in OBJECTIVES for field in all_fields(objective))]
-    for name in named:
+    for name in names:
         if name not in known:
             meant = closest(name, known)
             hint = f"did you mean {meant}?" if meant else "mhsh configs lists the fields"
             raise UserError(f"--treatment={name} is neither a field of a config nor {SHAPE!r}; {hint}")
-    return tuple(named)
+    return tuple(names)
 
 
 def factors(config: Config, baseline: Config, treatment: Sequence[str] = DEFAULT_TREATMENT) -> tuple[str, ...]:
@@ -71,14 +71,16 @@ def _shape_factors(config: Config, baseline: Config, differing: set[str]) -> lis
         trade = _trade(ours, theirs)
         found += [trade] if trade else [name for name in _SIZES if differing & set(_SHAPE_FACTORS[name])]
     found += [name for name in _SHAPE_FACTORS if name not in _SIZES and differing & set(_SHAPE_FACTORS[name])]
-    known = {*_FOLLOW, *(field for fields in _SHAPE_FACTORS.values() for field in fields)}
+    known = {*_FOLLOWING, *(field for fields in _SHAPE_FACTORS.values() for field in fields)}
     return found + sorted(differing - known)
 
 
 def _trade(ours: ModelConfig, theirs: ModelConfig) -> str | None:
-    """Which size was changed for others, as config.shapes does it; None: none of its ways."""
+    """The name of the trade in which one size was changed for others, as config.shapes does it;
+    None: it is none of these.
+    """
 
-    def kept(m: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    def kept_sizes(m: ModelConfig) -> Mapping[str, tuple[int, ...]]:
         depths, width = (m.num_layers, m.num_decoder_layers, m.loops), (m.num_heads * m.head_dim, m.kv_heads * m.head_dim)
         grouped, passed = (m.num_heads, m.kv_heads, m.mlp_dim), (m.loops * m.num_layers, m.loops * m.num_decoder_layers)
         heads = (*(m.num_layers * size for size in grouped), m.num_decoder_layers * m.num_heads)
@@ -95,5 +97,5 @@ def _trade(ours: ModelConfig, theirs: ModelConfig) -> str | None:
         "heads of keys and values at equal size": not equal_size or ours.kv_heads == theirs.kv_heads,
         "depth at equal size": not equal_size or ours.num_layers == theirs.num_layers,
     }
-    one, other = kept(ours), kept(theirs)
+    one, other = kept_sizes(ours), kept_sizes(theirs)
     return next((name for name in one if one[name] == other[name] and not excluded.get(name)), None)

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
-from mhsh.sweep.folder import Choosing
+from mhsh.sweep.folder import Tuning
 from mhsh.verdict.estimate import CONFIDENCE, Replicate
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.groups import Choice, Group, Member, Optimum, names_of
@@ -26,7 +26,7 @@ from mhsh.verdict.outcomes import LOSS, Measure, find_measure
 # In octaves of the rate.
 FIT_REACH = 1.0  # a parabola fits near the optimum alone
 FINEST_STEP = 0.5
-_SAME = 0.05  # what rounded rates are apart
+_RATE_ROUNDING = 0.05  # what rounded rates are apart
 
 UNTUNED = "none"  # as --over: every value by itself
 
@@ -63,7 +63,7 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     best = int(means.argmin())
     octaves = np.log2(np.array(trained) / trained[best])
     away = abs(np.arange(len(trained)) - best)
-    near = (away <= 1) | (abs(octaves) <= FIT_REACH + _SAME)
+    near = (away <= 1) | (abs(octaves) <= FIT_REACH + _RATE_ROUNDING)
     if near.sum() < 3:  # the best is the first or last that trained
         near = away <= 2
     error = _noise(table[near], reporting) / math.sqrt(len(keys))  # of a mean loss
@@ -76,19 +76,19 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to the best than to its neighbours
     fits = [(near, between), (away <= 1, between)]
     fits += [((away <= 2) & (np.arange(len(trained)) <= best), nearer), ((away <= 2) & (np.arange(len(trained)) >= best), nearer)]
-    found = [_below(octaves[kept], means[kept], at) for kept, at in fits if kept.sum() > 2]
+    found = [_depth_below(octaves[rows], means[rows], at) for rows, at in fits if rows.sum() > 2]
     depths, slopes = [depth for depth, _ in found], [slope for _, slope in found]
     hidden, apart = (max(depths) + min(depths)) / 2, (max(depths) - min(depths)) / 2
-    too_far = max(-between[0], between[-1]) > FIT_REACH + _SAME
+    too_far = max(-between[0], between[-1]) > FIT_REACH + _RATE_ROUNDING
     known = math.hypot(apart / math.sqrt(3), error * max(slopes))  # as if all between them were as likely
     return Optimum(rate, float(means[best]), hidden, math.inf if at_edge or too_far else known, at_edge)
 
 
-def _below(
+def _depth_below(
     octaves: Float[np.ndarray, " rates"], means: Float[np.ndarray, " rates"], at: Float[np.ndarray, " x"]
 ) -> tuple[float, float]:
-    """How far a parabola through the losses falls below its value at 0, and what the deviation of a
-    loss is multiplied with in that.
+    """The depth to which a parabola through the losses falls below its value at 0, and the factor
+    with which the deviation of a loss enters it.
     """
     weights = np.stack([at**2, at], axis=1) @ np.linalg.pinv(np.vander(octaves, 3))[:2]
     above = weights @ means
@@ -110,7 +110,9 @@ def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Opt
     place = rates.index(optimum.rate)
     beyond = [rate for rate, edge in ((rates[0] / 2, place == 0), (rates[-1] * 2, place == len(rates) - 1)) if edge]
     gaps = [
-        pair for pair in itertools.pairwise(rates) if optimum.rate in pair and math.log2(pair[1] / pair[0]) > FINEST_STEP + _SAME
+        pair
+        for pair in itertools.pairwise(rates)
+        if optimum.rate in pair and math.log2(pair[1] / pair[0]) > FINEST_STEP + _RATE_ROUNDING
     ]
     return tuple(sorted(float(f"{rate:.3g}") for rate in (*beyond, *(math.sqrt(low * high) for low, high in gaps))))
 
@@ -118,14 +120,14 @@ def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Opt
 def _noise(table: Float[np.ndarray, "rates seeds"], reporting: Sequence[float]) -> float:
     """The deviation of one run's loss, without what a seed adds at all rates; nan if not known."""
     if table.shape[1] > 1:
-        left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        residuals = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
         freedom = (len(table) - 1) * (table.shape[1] - 1)
     else:
-        left = np.array(reporting) - np.mean(reporting) if len(reporting) > 1 else np.zeros(0)
-        freedom = len(left) - 1
+        residuals = np.array(reporting) - np.mean(reporting) if len(reporting) > 1 else np.zeros(0)
+        freedom = len(residuals) - 1
     if freedom < 1:
         return math.nan
-    return math.sqrt(np.square(left).sum() / freedom)
+    return math.sqrt(np.square(residuals).sum() / freedom)
 
 
 def field_of(name: str) -> str:
@@ -165,22 +167,22 @@ def tune_sections(
       UserError: as `tune`, of the section that it names; or `over` has one value in all of them.
     """
     sections = experiment.sections(by)
-    asked = {words: _asked(section, by, over, choosing) for words, section in sections.items()}
-    tuned = [sections[words] for words, of in asked.items() if of is not None]
+    tunings = {words: _tuning_of(section, by, over, choosing) for words, section in sections.items()}
+    tuned = [sections[words] for words, tuning in tunings.items() if tuning is not None]
     if over not in (None, UNTUNED):
         _check_several(tuned, over, field_of(over))
     found = {}
     for words, section in sections.items():
-        of = asked[words]
+        tuning = tunings[words]
         try:
-            found[words] = section if of is None else _tune(section, field_of(of.over), of.seeds, measure)
+            found[words] = section if tuning is None else _tune(section, field_of(tuning.over), tuning.seeds, measure)
         except UserError as error:
             raise UserError(f"{', '.join(words)}: {error}" if words else str(error)) from error
     return found
 
 
-def _asked(section: Experiment, by: Sequence[str], over: str | None, choosing: int | None) -> Choosing | None:
-    """What is chosen in a section; None: nothing."""
+def _tuning_of(section: Experiment, by: Sequence[str], over: str | None, choosing: int | None) -> Tuning | None:
+    """The tuning of a section by the flags, else by its sweep's plan; None: it is not tuned."""
     plans = {plan.choosing if (plan := section.plans.get(group.sweep)) else None for group in section.groups}
     planned = plans.pop() if len(plans) == 1 else None
     path = field_of(planned.over) if planned else ""
@@ -188,8 +190,8 @@ def _asked(section: Experiment, by: Sequence[str], over: str | None, choosing: i
         return None  # its values are what is compared
     if over is None or over == UNTUNED:
         return planned if over is None else None
-    same = planned is not None and path == field_of(over)
-    return Choosing(over, planned.seeds if planned and same and choosing is None else choosing)
+    is_planned = planned is not None and path == field_of(over)
+    return Tuning(over, planned.seeds if planned and is_planned and choosing is None else choosing)
 
 
 def _families(experiment: Experiment, path: str) -> list[list[Group]]:
@@ -214,7 +216,7 @@ def _tune(experiment: Experiment, path: str, choosing: int | None, key: str) -> 
     count = len(replicates) // 2 if choosing is None else choosing
     if not 1 <= count < len(replicates):
         raise UserError(f"--choosing-seeds={count} must be from 1 to {len(replicates) - 1}: there are {len(replicates)} seeds")
-    chosen = [_tuned(groups, path, replicates[:count], replicates[count:], measure) for groups in families]
+    chosen = [_tune_family(groups, path, replicates[:count], replicates[count:], measure) for groups in families]
     names = names_of([group.config for group in chosen], (path,))
     groups = tuple(dataclasses.replace(group, name=name) for group, name in zip(chosen, names, strict=True))
     return dataclasses.replace(experiment, groups=groups)
@@ -228,15 +230,17 @@ def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[float]:
     return sorted({value for losses, optimum in found for value in rates_to_add(losses, optimum, half_width)})
 
 
-def _tuned(
+def _tune_family(
     groups: Sequence[Group], path: str, choosing: Sequence[Replicate], reporting: Sequence[Replicate], measure: Measure
 ) -> Group:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
     trials = {value: [each for each in group.members if each.replicate in choosing] for value, group in by_value.items()}
-    values = {value: {each.replicate: _value(each, measure) for each in of if each.trained} for value, of in trials.items()}
+    values = {value: {each.replicate: _value(each, measure) for each in of if each.is_trained} for value, of in trials.items()}
     keys = set().union(*values.values())
     # What was tried is what ran: a value counts where the runs of all these seeds have ended.
-    ended = {value: {each.replicate for each in members if each.trained or each.untrained} for value, members in trials.items()}
+    ended = {
+        value: {each.replicate for each in members if each.is_trained or each.is_untrained} for value, members in trials.items()
+    }
     values = {value: known for value, known in values.items() if ended[value] and ended[value] >= keys}
     # A replicate is missing at a value where its run did not train: that value is not chosen.
     sign = 1 if measure.lower_is_better else -1
@@ -244,7 +248,7 @@ def _tuned(
     optimum = find_optimum(table)
     group = by_value[optimum.rate] if optimum else groups[0]
     if optimum and len(choosing) == 1:  # the noise is that of the reporting seeds
-        optimum = find_optimum(table, [_value(each, measure) for each in group.trained if each.replicate in reporting])
+        optimum = find_optimum(table, [_value(each, measure) for each in group.trained_members if each.replicate in reporting])
     names = tuple(member.name for members in trials.values() for member in members)
     choice = Choice(path, measure.name, values, optimum, sum(map(len, ended.values())), names)
     members = tuple(each for each in group.members if each.replicate in reporting)
@@ -252,4 +256,4 @@ def _tuned(
 
 
 def _value(member: Member, measure: Measure) -> float:
-    return measure.of(member.run) if member.run is not None else math.nan
+    return measure.value_of(member.run) if member.run is not None else math.nan

@@ -24,7 +24,7 @@ from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import parse_axes
-from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Choosing, SweepFolder
+from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, SweepFolder, Tuning
 from tests.conftest import ROOT, load_fields
 
 CONFIG = [
@@ -159,10 +159,10 @@ def test_seeds_that_are_added_do_not_choose(tmp_path):
     folder = SweepFolder(tmp_path / "s")
     axes = ["--axes", "lr=1e-3..1e-2", "seed=0,1,2,3", "--sample=4", "--over=lr"]
     assert main(["sweep", *CONFIG, *axes, "--parallel=0", f"--workdir={folder.path}"]) == 0
-    assert folder.read_plan().choosing == Choosing("lr", 2)
+    assert folder.read_plan().choosing == Tuning("lr", 2)
     assert folder.read_plan().axes[0].values == (0.001, 0.00178, 0.00316, 0.00562)
     assert main(["sweep", f"--workdir={folder.path}", "--add-seeds=4", "--parallel=0"]) == 0
-    assert folder.read_plan().choosing == Choosing("lr", 2)
+    assert folder.read_plan().choosing == Tuning("lr", 2)
     # More of the sample are the same values and others between.
     assert main(["sweep", f"--workdir={folder.path}", "--axes", "lr=1e-3..1e-2", "seed=0", "--sample=5", "--parallel=0"]) == 0
     assert folder.read_plan().axes[0].values == (0.001, 0.00178, 0.00237, 0.00316, 0.00562)

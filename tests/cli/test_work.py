@@ -12,7 +12,7 @@ from mhsh.cli.main import main
 from mhsh.cli.work import Needed
 from mhsh.report.watch import Watched
 from mhsh.storage.run_record import FINISHED
-from mhsh.sweep.folder import FAILED, Choosing, SweepFolder
+from mhsh.sweep.folder import FAILED, SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment
 from tests.clusters import finish, start
 from tests.conftest import load_fields
@@ -27,7 +27,7 @@ def test_the_choosing_cells_come_first_and_then_the_others_at_the_values_chosen(
     ends = {f"heads_per_layer-8_learning_rate-{rate}_seed-0": loss for rate, loss in (("0.001", 2.0), ("0.002", 1.0))}
     axes = ["heads_per_layer=8,1", "lr=1e-3,2e-3", "seed=0,1,2"]
     folder = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), axes, ends)
-    plan = dataclasses.replace(folder.read_plan(), choosing=Choosing("lr", 1))
+    plan = dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1))
     needed, choosing = Needed(folder), [cell.name for cell in plan.cells if cell.name.endswith("seed-0")]
     assert needed(plan, ()) == choosing
     capsys.readouterr()

@@ -17,7 +17,7 @@ from mhsh.report.files import to_json
 from mhsh.report.report import GROUPS, RUNS, Report, Table
 from mhsh.report.sentences import pooled_words
 from mhsh.storage.run_folder import HOLDER_FILE
-from mhsh.verdict.decision import Pooled
+from mhsh.verdict.decision import PooledDifference
 from mhsh.verdict.estimate import Estimate
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
@@ -127,7 +127,7 @@ def test_a_row_has_its_decision_its_ratio_of_tokens_and_its_spikes(make_run: Mak
 
 
 def test_a_pooled_finding_says_how_many_seeds_agree_and_whether_it_was_planned() -> None:
-    pooled = Pooled("1 head a layer", ("a", "b", "c"), Estimate(0.02, 0.009, 0.031, 3), 0.0, 32, 32, planned=False)
+    pooled = PooledDifference("1 head a layer", ("a", "b", "c"), Estimate(0.02, 0.009, 0.031, 3), 0.0, 32, 32, planned=False)
     assert pooled_words(pooled) == (
         "1 head a layer: over 3 sweeps (a, b and c) the difference is +0.020 (+0.009 to +0.031), random effects, post hoc; "
         "32 of 32 pairs of seeds have its sign."

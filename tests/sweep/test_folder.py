@@ -17,7 +17,7 @@ from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import cells_of, parse_axes
-from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Choosing, Plan, SweepFolder
+from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Plan, SweepFolder, Tuning
 from tests.conftest import load_fields
 
 
@@ -70,10 +70,10 @@ def test_how_a_sweep_chooses_is_planned_once(folder):
     del fields["choosing"]
     plan.write_text(json.dumps(fields))
     assert folder.read_plan().choosing is None
-    chosen = dataclasses.replace(planned("seed=0,1"), choosing=Choosing("lr", 2))
+    chosen = dataclasses.replace(planned("seed=0,1"), choosing=Tuning("lr", 2))
     folder.open_for(chosen)
     assert folder.read_plan() == chosen
-    for other in (None, Choosing("lr", 3), Choosing("lr", None)):
+    for other in (None, Tuning("lr", 3), Tuning("lr", None)):
         with pytest.raises(UserError, match="planned with --over=lr --choosing-seeds=2"):
             folder.open_for(dataclasses.replace(chosen, choosing=other))
     assert folder.read_plan() == chosen
@@ -189,7 +189,7 @@ def test_two_plans_at_once_do_not_overwrite_each_other(bucket, monkeypatch):
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     one, other = SweepFolder("gs://runs/s"), SweepFolder("gs://runs/s")
     one.open_for(planned("seed=0,1"))
-    with pytest.raises(UserError, match=r"another process has just changed gs://runs/s/plan\.json"), other._plan_guarded() as write:
+    with pytest.raises(UserError, match=r"another process has just changed gs://runs/s/plan\.json"), other._guard_plan() as write:
         one.open_for(planned("seed=0,1,2"))
         write("{}")
     assert one.read_plan() == planned("seed=0,1,2")

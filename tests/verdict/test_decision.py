@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from mhsh.verdict.decision import EQUIVALENT, HIGHER, LOWER, MOST_SEEDS, UNDECIDED, against, decide, pool
+from mhsh.verdict.decision import EQUIVALENT, HIGHER, LOWER, MOST_SEEDS, UNDECIDED, decide, margin_verdict, pool
 from mhsh.verdict.estimate import Doubt, Estimate, Spread, judge
 
 
@@ -29,7 +29,7 @@ def apart(mean: float, error: float, seeds: int = 5) -> Estimate:
     ],
 )
 def test_an_interval_against_a_margin(low: float, high: float, words: str) -> None:
-    assert against(Estimate(0.0, low, high, 5), 0.02) == words
+    assert margin_verdict(Estimate(0.0, low, high, 5), 0.02) == words
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.03])
@@ -40,7 +40,7 @@ def test_so_many_more_seeds_would_decide_and_no_fewer(margin: float) -> None:
 
     def with_more(seeds: int) -> str:
         total = found.seeds + seeds
-        return against(judge(dataclasses.replace(found, seeds=total, error=0.006 * math.sqrt(5 / total)), tests=3), margin)
+        return margin_verdict(judge(dataclasses.replace(found, seeds=total, error=0.006 * math.sqrt(5 / total)), tests=3), margin)
 
     assert with_more(decision.seeds) == (EQUIVALENT if margin else HIGHER)
     assert with_more(decision.seeds - 1) == UNDECIDED

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mhsh.config.fields import Field, all_fields
 from mhsh.config.schema import DATA_SECTIONS, OBJECTIVES, Config
 from mhsh.report.sentences import fairness_words
-from mhsh.verdict.fairness import Effect, Fairness, fairness, find_conditions, other_unit
+from mhsh.verdict.fairness import Effect, Fairness, fairness, find_conditions, unit_mismatch
 from mhsh.verdict.groups import Group, Member
 from mhsh.verdict.runs import Ancestor, RecordedRun, load_runs
 from mhsh.verdict.treatment import DEFAULT_TREATMENT
@@ -206,8 +206,8 @@ def test_precision_is_what_the_device_did(base: RecordedRun, devices: Any, bits:
 
 
 def test_other_validation_batches_count(base: RecordedRun) -> None:
-    assert base.validated == (VALIDATED_ALIKE["batch"],)
-    other = dataclasses.replace(base, validated=("dead",))
+    assert base.validation_batches == (VALIDATED_ALIKE["batch"],)
+    other = dataclasses.replace(base, validation_batches=("dead",))
     assert said(base, other) == "Not comparable: different validation batches."
 
 
@@ -269,9 +269,9 @@ def test_losses_over_other_words_are_in_another_unit(base: RecordedRun) -> None:
     """Also where the vocabularies are equally large: each run kept its own."""
     one, other = (dataclasses.replace(base, vocabulary=name) for name in ("1a", "2b"))
     assert one.config.data.tokenizer == "wordpiece"
-    assert other_unit([one, other]) == "the vocabulary differs" and other_unit([one, one]) == ""
+    assert unit_mismatch([one, other]) == "the vocabulary differs" and unit_mismatch([one, one]) == ""
     letters = [changed(run, "data.tokenizer", "bytes") for run in (one, other)]
-    assert other_unit(letters) == ""
+    assert unit_mismatch(letters) == ""
 
 
 def test_a_run_that_started_from_none_is_fresh(base: RecordedRun) -> None:

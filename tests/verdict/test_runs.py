@@ -262,7 +262,7 @@ def test_the_numbers_of_a_run(make_run) -> None:
     path = make_run("a", [3.0] * 36 + [2.0, 2.0, 2.5, 2.5], [2.9, 2.1, 2.4, 2.3])
     (run,) = load_runs([path]).runs
     assert (run.final_validation, run.final_train, run.outcome) == (2.3, 2.25, LEFT)
-    assert (run.spent("step"), run.spent("tokens"), run.spent("seconds")) == (40, 512 * 40, pytest.approx(4.0))
+    assert (run.total("step"), run.total("tokens"), run.total("seconds")) == (40, 512 * 40, pytest.approx(4.0))
 
 
 def test_every_number_beside_the_loss_is_read(make_run) -> None:
@@ -279,7 +279,7 @@ def test_every_number_beside_the_loss_is_read(make_run) -> None:
     assert set(train) == {"grad_norm", "a name: \u00b7", "skipped"} and set(validation) == {"accuracy"}
     np.testing.assert_array_equal(train["grad_norm"], [np.nan if step == 6 else step / 7 for step in range(1, 20)])
     np.testing.assert_array_equal(np.flatnonzero(train["skipped"] == 1), [5])
-    assert validation["accuracy"].tolist() == [0.25] and run.validated == ("beef",)
+    assert validation["accuracy"].tolist() == [0.25] and run.validation_batches == ("beef",)
     assert run.batches["checksum"].tolist() == [f"{step:x}".encode() for step in range(1, 20)]
 
 

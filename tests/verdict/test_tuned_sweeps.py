@@ -13,7 +13,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.sentences import sentences, title
-from mhsh.sweep.folder import Choosing, SweepFolder
+from mhsh.sweep.folder import SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, Comparison, compare, judge_page, margin_of
 from mhsh.verdict.groups import Group
@@ -80,7 +80,9 @@ def test_a_measure_is_chosen_by_and_hides_in_its_own_unit(tmp_path):
     (comparison,) = compared([sweep], over="lr", measure="accuracy")
     groups = comparison.experiment.groups
     assert [best_rate(group) for group in groups] == [0.002, 0.002]
-    assert all(0 < hidden < 0.003 and error < 0.003 for hidden, error in (group.hidden for group in groups))  # nats would be 0.03
+    assert all(
+        0 < hidden < 0.003 and error < 0.003 for hidden, error in (group.hidden_gain for group in groups)
+    )  # nats would be 0.03
     assert verdicts(comparison) == [None, LOWER]
     low, high = difference(comparison).low, difference(comparison).high
     assert low == pytest.approx(difference(comparison).mean - (high - difference(comparison).mean), abs=0.003) and low > -0.03
@@ -90,7 +92,9 @@ def test_a_measure_is_chosen_by_and_hides_in_its_own_unit(tmp_path):
         compare(dataclasses.replace(comparison.experiment, groups=(silent, deep)), "accuracy")
         for deep in (groups[1], dataclasses.replace(groups[1], choice=None))
     )
-    assert difference(alone).high - difference(plain).high > groups[1].hidden[0] > difference(alone).low - difference(plain).low
+    assert (
+        difference(alone).high - difference(plain).high > groups[1].hidden_gain[0] > difference(alone).low - difference(plain).low
+    )
     assert any(" by validation accuracy (" in sentence for sentence in sentences(comparison))
 
 
@@ -102,7 +106,7 @@ def compared(paths: Sequence[Path], by: Sequence[str] = (), measure: str = LOSS,
 def test_a_sweep_is_judged_as_it_was_planned(tmp_path):
     sweep = SweepFolder(rates(tmp_path / "s", valley(0.003, deep=0.3)))
     assert len(compared([sweep.path])[0].experiment.groups) == 8
-    sweep.open_for(dataclasses.replace(sweep.read_plan(), choosing=Choosing("lr", 1)))
+    sweep.open_for(dataclasses.replace(sweep.read_plan(), choosing=Tuning("lr", 1)))
     for asked, seeds in (({}, 4), ({"over": "optimizer.learning_rate"}, 4), ({"over": "lr", "choosing": 3}, 2)):
         (comparison,) = compared([sweep.path], **asked)
         assert [len(group.members) for group in comparison.experiment.groups] == [seeds, seeds]
@@ -150,11 +154,11 @@ def test_a_sweep_of_one_rate_among_several_has_no_bound(tmp_path):
 def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
     """Losses are best next to the edge; nothing bounds them where the edge has not run."""
     sweep = rates(tmp_path / "s", valley(0.002 if last == 0.001 else 0.004))
-    assert all(math.isfinite(group.hidden[1]) for group in judge([sweep], over="lr").experiment.groups)
+    assert all(math.isfinite(group.hidden_gain[1]) for group in judge([sweep], over="lr").experiment.groups)
     for seed in range(5):
         shutil.rmtree(sweep / "runs" / f"learning_rate-{last}_heads_per_layer-1_seed-{seed}")
     comparison = judge([sweep], over="lr")
-    assert [math.isinf(group.hidden[1]) for group in comparison.experiment.groups] == [False, True]
+    assert [math.isinf(group.hidden_gain[1]) for group in comparison.experiment.groups] == [False, True]
     assert any("24x1 admin: its best learning_rate is at the edge" in sentence for sentence in sentences(comparison))
 
 

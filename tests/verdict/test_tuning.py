@@ -36,7 +36,7 @@ def test_without_noise_the_parabola_is_found(rates: tuple[float, ...]) -> None:
     found = optimum(grid(rates))
     best = min(rates, key=parabola)
     assert (found.rate, found.loss, found.at_edge) == (best, pytest.approx(parabola(best) + 0.05), False)
-    assert found.hidden == pytest.approx(parabola(best) - 2, abs=1e-4)
+    assert found.hidden_gain == pytest.approx(parabola(best) - 2, abs=1e-4)
     assert found.hidden_error == pytest.approx(0, abs=1e-5)  # all fits agree
 
 
@@ -46,7 +46,7 @@ def test_three_points_by_hand() -> None:
     table = np.array([list(losses[rate].values()) for rate in sorted(losses)])
     rise, slope, _ = np.polyfit([-1, 0, 1], table.mean(axis=1), 2)
     at = -slope / (2 * rise)
-    assert found.hidden == pytest.approx(slope**2 / (4 * rise), rel=0.01)
+    assert found.hidden_gain == pytest.approx(slope**2 / (4 * rise), rel=0.01)
     # Half of the variance of the differences of two seeds is that of one run.
     variance = np.var(table[:, 1] - table[:, 0], ddof=1) / 2
     error = math.sqrt(variance / 2 * (at**2 / 2 + 1.5 * at**4))
@@ -59,7 +59,7 @@ def test_a_steeper_side_may_hide_more_than_one_parabola_says() -> None:
     found = optimum(losses, (0.1, 0.1001, 0.0999))
     assert found.rate == 1.0
     truth = losses[1.0][0, 0]  # 0 is the lowest
-    assert abs(truth - found.hidden) < 1.96 * found.hidden_error < 0.1
+    assert abs(truth - found.hidden_gain) < 1.96 * found.hidden_error < 0.1
 
 
 def test_what_seeds_add_and_units_of_the_rate_do_not_matter() -> None:
@@ -67,8 +67,8 @@ def test_what_seeds_add_and_units_of_the_rate_do_not_matter() -> None:
     moved = optimum(
         {10 * rate: {key: loss + 3 * key[0] for key, loss in row.items()} for rate, row in reversed(grid(noise=0.03).items())}
     )
-    expected = (10 * found.rate, found.hidden, found.hidden_error)
-    assert (moved.rate, moved.hidden, moved.hidden_error) == pytest.approx(expected)
+    expected = (10 * found.rate, found.hidden_gain, found.hidden_error)
+    assert (moved.rate, moved.hidden_gain, moved.hidden_error) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("rates", [RATES[2:], RATES[:3], RATES[2:3], RATES[1:3]])
@@ -94,7 +94,7 @@ def test_a_rate_at_which_a_seed_did_not_train_is_not_the_best() -> None:
     losses[0.004][0, 0] = math.inf
     found = optimum(losses)
     assert (found.rate, found.at_edge) == (0.002, False)
-    assert found.hidden + 1.96 * found.hidden_error < 0.05
+    assert found.hidden_gain + 1.96 * found.hidden_error < 0.05
     assert find_optimum({0.1: {(0, 0): math.nan}}) is None
     assert find_optimum({}) is None
 
@@ -103,7 +103,7 @@ def test_one_choosing_seed_takes_the_noise_of_the_reporting_ones() -> None:
     losses = grid(seeds=1)
     assert optimum(losses).hidden_error == math.inf
     quiet, loud = optimum(losses, (2.0, 2.01, 1.99)), optimum(losses, (2.0, 2.1, 1.9))
-    assert quiet.hidden == loud.hidden
+    assert quiet.hidden_gain == loud.hidden_gain
     assert loud.hidden_error == pytest.approx(10 * quiet.hidden_error, rel=1e-3)
 
 
@@ -114,7 +114,7 @@ def test_refining_halves_the_gaps_around_the_best_until_little_is_hidden() -> No
     assert rates_to_add(losses, found, 2.01 * half) == ()
     assert rates_to_add(losses, found, 1.99 * half) == (0.00141, 0.00283)
     finer = grid((*RATES, 0.00141, 0.00283))
-    assert optimum(finer).rate == 0.00283 and optimum(finer).hidden < 0.004
+    assert optimum(finer).rate == 0.00283 and optimum(finer).hidden_gain < 0.004
     assert rates_to_add(finer, dataclasses.replace(optimum(finer), hidden_error=1.0), 0.001) == ()  # half an octave apart
     assert rates_to_add(losses, dataclasses.replace(found, rate=0.008, hidden_error=math.inf), 1.0) == (0.00566, 0.016)
     assert rates_to_add(losses, dataclasses.replace(found, rate=0.0005, hidden_error=math.inf), 1.0) == (0.00025, 0.000707)
