@@ -100,7 +100,7 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
     metrics = [(run.path / "metrics.jsonl").read_bytes() for run in runs]
     ran(*finetune)
     assert [(run.path / "metrics.jsonl").read_bytes() for run in runs] == metrics
-    with runs[1].held():
+    with runs[1].hold():
         assert "seed-7 is in use: process" in refused(*finetune)
 
     answers = tmp_path / "answers.tsv"

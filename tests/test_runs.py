@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mhsh.config.fields import flatten
-from mhsh.storage.outcome import plateau_due
+from mhsh.storage.outcome import plateau_deadline
 from mhsh.storage.run_folder import RunFolder
 from tests import clusters
 from tests.conftest import ROOT
@@ -73,7 +73,7 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     saved = RunFolder(workdir).newest_checkpoint()
     assert f"run: stopped after step {saved} of 36, in " in out and f"run: checkpoint {workdir}/checkpoints/{saved}\n" in out
     # A run that has just begun is on the plateau too: nothing is said of it.
-    assert ("on the unigram plateau" in out) == (saved >= plateau_due(RunFolder(workdir).read_config()))
+    assert ("on the unigram plateau" in out) == (saved >= plateau_deadline(RunFolder(workdir).read_config()))
     assert RunFolder(workdir).read_run()["status"] == "stopped"
     assert rows_without_timings(workdir)[-1]["step"] < 36
     killed = Fork(arguments)
@@ -88,7 +88,7 @@ def test_a_run_that_is_stopped_and_then_killed_goes_on_bit_for_bit(unbroken, cor
     again = mhsh("train", f"--workdir={workdir}", *(f"--config.{path}={value}" for path, value in changes.items()))
     assert again.returncode == 0 and f"resuming from the checkpoint of step {saved}" in again.stdout, again.stderr
     assert f"run: after step {saved}: data.source = 'text:{moved}' (before: '{corpus.partition('=')[2]}'), train." in again.stdout
-    assert RunFolder(workdir).changed(None) == {str(saved): changes}
+    assert RunFolder(workdir).changes(None) == {str(saved): changes}
     assert flatten(RunFolder(workdir).read_config()).items() >= changes.items()
     expected, rows = ({(row["step"], row["split"]): row for row in rows_without_timings(run)} for run in (unbroken, workdir))
     assert rows == {key: expected[key] for key in rows} and (36, "validation") in rows
@@ -163,7 +163,7 @@ def test_an_extended_run_is_one_of_that_length(corpus, tmp_path):
 
 
 def test_a_run_that_somebody_trains_is_refused(unbroken, corpus):
-    with RunFolder(unbroken).held():
+    with RunFolder(unbroken).hold():
         second = mhsh_here("train", *CONFIG, corpus, f"--workdir={unbroken}")
     assert second.returncode == 2 and f"in use: process {os.getpid()} on" in second.stderr and second.stderr.count("\n") == 1
 

@@ -17,7 +17,7 @@ from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.files import expanded, read_object
+from mhsh.storage.files import expand_user, read_object
 from mhsh.storage.questions import exists
 from mhsh.storage.run_folder import CONFIG_FILE, RunFolder, committed_steps
 from mhsh.text import format_list
@@ -45,7 +45,7 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
     if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
         lines = _of_source(what, vocab, lowercase)
     else:
-        if not exists(expanded(what)):
+        if not exists(expand_user(what)):
             raise UserError(
                 f"{what} does not exist; name a file, a folder, a source such as 'text:corpus/*.txt' (mhsh configs), or add your "
                 f"own ({WITH})"
@@ -74,14 +74,14 @@ def run_in_words(config: Config) -> str:
 
 
 def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
-    tokenizer = None if vocab is None else load_wordpiece(expanded(vocab), lowercase)
+    tokenizer = None if vocab is None else load_wordpiece(expand_user(vocab), lowercase)
     yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
     files = with_flags([(SOURCES, source.partition(":")[0])])
     yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source={shlex.quote(source)} --workdir=runs/mine{files}"
 
 
 def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
-    path = expanded(what)
+    path = expand_user(what)
     config = path / CONFIG_FILE
     if not exists(config):
         yield from _of_source(source_for(what), vocab, lowercase)
@@ -99,7 +99,7 @@ def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
 def _of_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
-    named += with_flags(named_entries(config), folder.recorded())
+    named += with_flags(named_entries(config), folder.run_record())
     yield f"{folder.path.name}: {run_in_words(config)}"
     if not steps:
         yield f"no checkpoint; train it: mhsh train --workdir={named}"

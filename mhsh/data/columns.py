@@ -13,7 +13,7 @@ from etils import epath
 
 from mhsh.data.text_files import with_field
 from mhsh.errors import UserError
-from mhsh.storage.files import opened, read_object
+from mhsh.storage.files import open_binary, read_object
 from mhsh.storage.questions import exists
 
 # Rows and bytes that are in memory at a time. A row group may be as large as its file.
@@ -25,7 +25,7 @@ def read_parquet(path: epath.Path, column: str) -> Iterator[str]:
     """The texts of a column of a file, row by row."""
     from pyarrow import parquet
 
-    with _named_errors(path, "Parquet"), opened(path) as file:
+    with _named_errors(path, "Parquet"), open_binary(path) as file:
         # By default all of a row group's column would be read before its first row.
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
         names = _find_column(str(path), table.schema_arrow, column, "parquet:GLOB:COLUMN")
@@ -59,7 +59,7 @@ def read_arrow(argument: str) -> Iterator[str]:
 def _arrow_file(path: epath.Path, column: str) -> Iterator[str]:
     from pyarrow import ipc
 
-    with _named_errors(path, "Arrow"), opened(path) as file, ipc.open_stream(file) as batches:
+    with _named_errors(path, "Arrow"), open_binary(path) as file, ipc.open_stream(file) as batches:
         names = _find_column(str(path), batches.schema, column, "arrow:DIR:COLUMN")
         yield from _texts(batches, names, str(path), column)
 

@@ -23,7 +23,7 @@ from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, ExampleTable, fingerprint_of, overlap
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded
+from mhsh.storage.files import expand_user
 from mhsh.storage.questions import exists
 
 Item = tuple[str, ...]  # one item of a source: the text of a document, or both sides of a pair
@@ -233,7 +233,7 @@ class StreamedTask(Task[TokenizerT]):
 
     def given_tokenizer(self) -> TokenizerT:
         """The vocabulary of data.vocab_path."""
-        return self.read_tokenizer(expanded(self.data.vocab_path))
+        return self.read_tokenizer(expand_user(self.data.vocab_path))
 
     def load(self, saved_vocab: epath.PathLike | None = None) -> Corpus[TokenizerT]:
         """Also opens the examples that `mhsh prepare` has made, with their vocabulary."""
@@ -241,7 +241,7 @@ class StreamedTask(Task[TokenizerT]):
             raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
         kind, _, folder = self.data.source.partition(":")
         if kind == "arrayrecord" and folder:
-            return self._open_prepared(expanded(folder), saved_vocab)
+            return self._open_prepared(expand_user(folder), saved_vocab)
         counts = dict.fromkeys(self.counted, 0)
         items: dict[str, list[Item]] = {split: [] for split in SPLITS}
         for split, item in self.split(self.streams(), counts):

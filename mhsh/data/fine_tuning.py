@@ -22,7 +22,7 @@ from mhsh.data.squad import Question, SquadData, read_questions
 from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, fingerprint_of, overlap, unigram_entropy
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, check_known, count_unknown, load_wordpiece, unknown_fraction
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded
+from mhsh.storage.files import expand_user
 from mhsh.storage.run_folder import WORDPIECE_FILE
 
 _TEXTS_LOOKED_AT = 10_000  # for unknown characters
@@ -44,7 +44,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
     data: ClassificationDataConfig | SpanDataConfig
 
     def read_tokenizer(self, path: epath.PathLike) -> WordPieceTokenizer:
-        tokenizer = load_wordpiece(expanded(path), self.data.lowercase)
+        tokenizer = load_wordpiece(expand_user(path), self.data.lowercase)
         return self.fitting(tokenizer, f"the vocabulary {path}", "name the one that the encoder was pre-trained with")
 
     def tokenizer(self, saved_vocab: epath.PathLike | None) -> WordPieceTokenizer:

@@ -11,7 +11,7 @@ from etils import epath
 
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded, write_new
+from mhsh.storage.files import expand_user, write_new
 from mhsh.storage.questions import is_file
 
 MAX_SCORE = 5.0  # of STS-B, whose lowest score is 0
@@ -111,7 +111,7 @@ def read_splits(task: GlueTask, source: str) -> tuple[tuple[GlueExample, ...], d
 
 def find_file(task: GlueTask, root: epath.PathLike, file_name: str) -> epath.Path:
     """ROOT/<the task's folder>/FILE_NAME, or the same with .gz."""
-    plain = expanded(root) / task.folder / file_name
+    plain = expand_user(root) / task.folder / file_name
     for path in (plain, plain.with_name(f"{file_name}.gz")):
         if is_file(path):
             return path

@@ -24,9 +24,9 @@ from etils import epath
 from mhsh.data.shards import INDEX_FILE, REMEDY, Shard, StoredTable, check_shard, read_index, shards_of, write_json
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.disk_lock import locked
-from mhsh.storage.files import cache_folder, clear_half_files, make_folder, opened, read_object, replacing
-from mhsh.storage.questions import entries, exists
+from mhsh.storage.disk_lock import hold_lock
+from mhsh.storage.files import cache_folder, clear_half_files, make_folder, open_binary, read_object, replace_atomically
+from mhsh.storage.questions import exists, paths_in
 from mhsh.text import quantity
 
 _THREADS = 8
@@ -54,8 +54,8 @@ def local_copy(folder: epath.Path) -> Path:
     copy = cache_folder() / "data" / index["fingerprint"]
     try:
         make_folder(copy)
-        with locked(copy, wait=True):
-            sizes = {path.name: path.stat().st_size for path in entries(copy)}
+        with hold_lock(copy, wait=True):
+            sizes = {path.name: path.stat().st_size for path in paths_in(copy)}
             missing = [shard for shard in shards if sizes.get(shard.name) != shard.size]
             if missing:
                 clear_half_files(copy)
@@ -75,8 +75,8 @@ def local_copy(folder: epath.Path) -> Path:
 
 
 def _copy_shard(folder: epath.Path, copy: Path, shard: Shard) -> None:
-    with replacing(copy / shard.name) as temporary:
-        with opened(folder / shard.name) as source, open(temporary, "wb") as file:
+    with replace_atomically(copy / shard.name) as temporary:
+        with open_binary(folder / shard.name) as source, open(temporary, "wb") as file:
             shutil.copyfileobj(source, file)
         check_shard(temporary, shard, folder / shard.name)
 
@@ -129,7 +129,7 @@ def _compared(folder: Path) -> Iterator[dict[str, Any]]:
         yield {}
         return
     path = kept / "shards.json"
-    with locked(kept, wait=True):
+    with hold_lock(kept, wait=True):
         before = read_object(path) if exists(path) else {}
         known = dict(before)
         yield known

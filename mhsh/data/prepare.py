@@ -42,7 +42,7 @@ from mhsh.data.shards import (
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
 from mhsh.errors import UserError
-from mhsh.storage.disk_lock import locked
+from mhsh.storage.disk_lock import hold_lock
 from mhsh.storage.files import MissingFile, clear_half_files, make_folder, read_object
 from mhsh.storage.questions import exists, names_in
 
@@ -109,7 +109,7 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
     """Inside the `with`, `out` belongs to this job, and no other process prepares into it."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(out))
+            stack.enter_context(hold_lock(out))
         except BlockingIOError:
             raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
         clear_half_files(out)

@@ -29,7 +29,7 @@ from msgspec import Meta
 from mhsh.data.tables import Examples, ExampleTable, num_examples
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.files import MissingFile, clear_half_files, opened, read_object, replacing, write_atomically
+from mhsh.storage.files import MissingFile, clear_half_files, open_binary, read_object, replace_atomically, write_atomically
 from mhsh.storage.questions import exists
 
 INDEX_FILE = "index.json"
@@ -127,7 +127,7 @@ def write_shard(folder: Path, number: int, examples: Examples, compression: str,
     records = np.empty(count, _record_type(fields, shapes))
     for name, values in examples.items():
         records[name] = values
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         _write_records(temporary, records, compression)
         sha256, size = _sha256_of(temporary), temporary.stat().st_size
     shard = Shard(path.name, size, sha256, (ExampleGroup(count, shapes),) if count else (), fields)
@@ -299,7 +299,7 @@ def check_shard(path: Path | epath.Path, shard: Shard, origin: epath.Path | None
 
 
 def _sha256_of(path: Path | epath.Path) -> str:
-    with opened(path) as file:
+    with open_binary(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type] (opened for reading)
 
 
@@ -310,7 +310,7 @@ def check_unpacked(path: epath.PathLike) -> None:
     """
     if is_remote(path):
         return
-    with opened(path) as file:
+    with open_binary(path) as file:
         at, size = 0, file.seek(0, 2)
         while at < size and len(header := _read(file, at, _CHUNK_HEADER.size)) == _CHUNK_HEADER.size:
             _, length, _, _, unpacked = _CHUNK_HEADER.unpack(header)

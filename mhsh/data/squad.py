@@ -10,7 +10,7 @@ import msgspec
 
 from mhsh.data.text_files import unpacked
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded, parse_object
+from mhsh.storage.files import expand_user, parse_object
 from mhsh.storage.questions import exists
 
 # The values of `version` in the official files.
@@ -49,7 +49,7 @@ def read_questions(source: str, field: str) -> SquadData:
     kind, _, path = source.partition(":")
     if kind != "json" or not path:
         raise UserError(f"{field} = {source!r}; allowed with model.objective = 'span': json:FILE, in SQuAD's form")
-    if not exists(file := expanded(path)):
+    if not exists(file := expand_user(path)):
         raise UserError(
             f"{field} = {source!r} does not exist; name one that does (an empty data.validation_source holds out a part of "
             "data.source)"

@@ -24,7 +24,7 @@ from etils import epath
 from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_line, marked_encoding
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
-from mhsh.storage.files import opened, whole_file
+from mhsh.storage.files import open_binary, read_small_file
 from mhsh.storage.questions import is_dir, is_file
 
 _MOST_LAYERS = 2  # of compression, one in another
@@ -97,7 +97,7 @@ def unpacked(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.Buffer
     layers: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
-            file: Any = sys.stdin.buffer if path is None else stack.enter_context(opened(path))
+            file: Any = sys.stdin.buffer if path is None else stack.enter_context(open_binary(path))
             while kind := compression(file.peek(HEAD_BYTES)):
                 layers.append(kind)
                 if len(layers) > _MOST_LAYERS:
@@ -189,7 +189,7 @@ def read_vocabulary(path: epath.PathLike, form: str) -> str:
     read, or is not text.
     """
     try:
-        return decoded(whole_file(path), f"the vocabulary {path}")
+        return decoded(read_small_file(path), f"the vocabulary {path}")
     except FileNotFoundError:
         raise UserError(
             f"the vocabulary {path} does not exist; name a {form} that exists, or empty data.vocab_path to train one"

@@ -19,7 +19,7 @@ from mhsh.data.shards import ZSTD
 from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer, load_subword, train_subword
 from mhsh.data.tables import Examples, bounds_of, entropy_of_counts, num_examples
 from mhsh.errors import UserError
-from mhsh.storage.files import expanded
+from mhsh.storage.files import expand_user
 from mhsh.storage.run_folder import TOKENIZER_FILE
 
 # Pairs given to the tokenizer at once: enough to keep its threads busy, few enough that its objects
@@ -68,7 +68,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         return train_subword(texts, self.model.vocab_size)
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
-        return self.fitting(load_subword(expanded(path)), f"the vocabulary {path}")
+        return self.fitting(load_subword(expand_user(path)), f"the vocabulary {path}")
 
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. The sums are the counts of `encode_pairs`, `rows` (the examples), the

@@ -182,14 +182,14 @@ def _untrained(group: Group) -> Iterable[str]:
     stuck, diverged = ([member for member in group.members if member.state == state] for state in (STUCK, DIVERGED))
     run = next((member.run for member in stuck if member.run is not None), None)
     if run is not None:
-        known, entropy = outcome.uninformed(group.config), run.recorded_number("data", "unigram_entropy")
+        known, entropy = outcome.baseline_knowledge(group.config), run.recorded_number("data", "unigram_entropy")
         loss = run.final_train if run.final_validation is None else run.final_validation
         assert entropy is not None and loss is not None  # what tells that it is stuck
         words = f"ended no better than {known} alone"
         if known == "token frequencies":
             words = f"never improved on the token frequencies (unigram entropy, {entropy:.3f})"
         yield f"{group.name}: {_seed_words(stuck)} {words}."
-        yield f"To try for {group.name}, in another folder: {outcome.what_to_try(run.config, loss, entropy)}."
+        yield f"To try for {group.name}, in another folder: {outcome.plateau_advice(run.config, loss, entropy)}."
     if diverged:
         yield f"{group.name}: {_seed_words(diverged)} diverged."
 

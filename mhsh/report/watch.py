@@ -19,7 +19,7 @@ from mhsh.errors import Unavailable, UserError
 from mhsh.report.html import to_html
 from mhsh.report.report import Report
 from mhsh.storage.files import absolute
-from mhsh.storage.questions import entries, is_dir
+from mhsh.storage.questions import is_dir, paths_in
 from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
@@ -81,7 +81,7 @@ def _files(folder: epath.Path) -> _Files:
     if not is_dir(folder):
         return ()
     found = []
-    for path in entries(folder):
+    for path in paths_in(folder):
         try:
             status = path.stat()
         except FileNotFoundError:  # renamed since it was listed

@@ -1,1 +1,1 @@
-"""What lies on disks and in buckets: every question, every write, and the folder of a run."""
+"""Storage on disks and in buckets: every question, every write, and the folder of a run."""

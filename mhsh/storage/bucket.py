@@ -26,7 +26,7 @@ from typing import Any
 from etils import epath
 
 from mhsh.errors import Unavailable, UserError, install_command
-from mhsh.storage.outage import LOGIN, TRANSIENT, Request, answered, one_try
+from mhsh.storage.outage import LOGIN, TRANSIENT, Request, note_answer, one_try
 
 # A connection on which nothing comes for so long is given up; gcsfs and TensorStore would wait.
 _SILENT_SECONDS = 30
@@ -35,7 +35,7 @@ _TRANSIENT_STATUS = ("408", "429", "500", "502", "503", "504")
 _TAKES = 5  # tries against others who write at that moment
 
 
-class Refused(UserError, OSError):
+class BucketRefusal(UserError, OSError):
     """The bucket is not there, or not for this login."""
 
     def __init__(self, message: str) -> None:
@@ -46,7 +46,7 @@ class Refused(UserError, OSError):
         return self.args[0]
 
 
-class Taken(Exception):
+class LostObject(Exception):
     """Another process has written, or removed, an object that this one owned."""
 
 
@@ -56,7 +56,9 @@ class LostRun(UserError):
 
 @functools.cache
 def register() -> None:
-    """Makes the client that of gs:// for this process; before its first request. Needs gcsfs."""
+    """Makes this client that of gs:// in this process. Call it before the first request. Needs
+    gcsfs.
+    """
     import fsspec
     from aiohttp import ClientTimeout
     from fsspec.config import conf
@@ -83,11 +85,11 @@ def register() -> None:
                         answer = await once(self, method, path, *args, **kwargs)
                 except Exception as error:
                     if not is_transient(error):
-                        answered()
-                        raise _named(error, where) from error
-                    await asyncio.sleep(tries.failed(error))
+                        note_answer()
+                        raise _translate_error(error, where) from error
+                    await asyncio.sleep(tries.note_failure(error))
                 else:
-                    answered()
+                    note_answer()
                     return answer
 
     # Its cache of listings hides what other processes write: Orbax would wait for that for ever.
@@ -119,15 +121,15 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in TRANSIENT
 
 
-def _named(error: Exception, where: str) -> Exception:
-    """The error of a request as a line, where it is a refusal."""
+def _translate_error(error: Exception, where: str) -> Exception:
+    """The error of a request; a `BucketRefusal`, in one line, where the bucket refuses it."""
     from gcsfs.retry import HttpError
     from google.auth.exceptions import GoogleAuthError
 
-    said = " ".join(str(error).split())[:200]
+    message = " ".join(str(error).split())[:200]
     denied = isinstance(error, HttpError) and str(error.code) in ("401", "403")
-    if denied or isinstance(error, GoogleAuthError) or (isinstance(error, OSError) and said.startswith("Forbidden")):
-        return Refused(f"cannot use {where}: {said}; {LOGIN}")
+    if denied or isinstance(error, GoogleAuthError) or (isinstance(error, OSError) and message.startswith("Forbidden")):
+        return BucketRefusal(f"cannot use {where}: {message}; {LOGIN}")
     return error
 
 
@@ -185,7 +187,7 @@ def _check_login(bucket: str, server: str) -> None:
         with one_try():
             fsspec.filesystem("gs").call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
     except FileNotFoundError:
-        raise Refused(f"the bucket gs://{bucket} does not exist; make it, or correct the name") from None
+        raise BucketRefusal(f"the bucket gs://{bucket} does not exist; make it, or correct the name") from None
 
 
 @contextlib.contextmanager
@@ -219,7 +221,7 @@ class GuardedObject:
     object, changes nothing. It also bears its writer's mark, so that one whose answer was lost is
     told from another's.
 
-    A write raises `Taken`, and what `bucket_objects` raises.
+    A write raises `LostObject`, and what `bucket_objects` raises.
 
     Source: https://cloud.google.com/storage/docs/request-preconditions
     """
@@ -239,34 +241,34 @@ class GuardedObject:
         try:
             self._note(self._upload(self._name, content, self._generation if generation is None else generation))
         except FileExistsError:
-            self._note(self._own())
+            self._note(self._written_record())
 
     @contextlib.contextmanager
-    def owned(self) -> Iterator[GuardedObject]:
-        """The object, for writing; of a run, which this process takes at the first call. Raises
-        LostRun where another process has taken it since.
+    def acquire(self) -> Iterator[GuardedObject]:
+        """Yields this object of a run, for writing. The first call takes it for this process.
+        Raises LostRun where another process has taken it since.
         """
         try:
             if not self._is_taken:
                 self._take()
             yield self
-        except Taken:
+        except LostObject:
             raise LostRun(
                 f"another process has taken this run, and writes {self._path}; this one has stopped and changed nothing of it: "
                 "let that one train, or stop it and run the same command again"
             ) from None
 
     def append(self, content: bytes) -> None:
-        """Adds to an object that `owned` has taken. It is composed of itself and the new part, so
+        """Adds to an object that `acquire` has taken. It is composed of itself and the new part, so
         that the cost does not depend on its size. After an exception, what was to be appended is
         given again, with or without more after it.
         """
         while content:
             before = self._size
             try:
-                self._note(self._added(content) if self._generation else self._upload(self._name, content, 0))
+                self._note(self._append_part(content) if self._generation else self._upload(self._name, content, 0))
             except (FileExistsError, FileNotFoundError):
-                self._note(self._own())
+                self._note(self._written_record())
                 content = content[self._size - before :]  # less what an earlier request has added
             else:
                 return
@@ -287,9 +289,9 @@ class GuardedObject:
                 continue
             self._is_taken = True
             return
-        raise Taken(self._path)
+        raise LostObject(self._path)
 
-    def _added(self, content: bytes) -> Mapping[str, Any]:
+    def _append_part(self, content: bytes) -> Mapping[str, Any]:
         folder, _, name = self._name.rpartition("/")
         part = self._upload(f"{folder}/.{name}.tmp", content)
         return self._compose([{"name": self._name, "generation": self._generation}, part], self._generation)
@@ -297,10 +299,11 @@ class GuardedObject:
     def _note(self, written: Mapping[str, Any]) -> None:
         self._generation, self._size = int(written.get("generation", 0)), int(written.get("size", 0))
 
-    def _own(self) -> Mapping[str, Any]:
+    def _written_record(self) -> Mapping[str, Any]:
+        """The object's record. Raises LostObject where this process has not written it."""
         now = self._current()
         if now.get("metadata") != self._mark:
-            raise Taken(self._path)
+            raise LostObject(self._path)
         return now
 
     def _current(self) -> Mapping[str, Any]:
@@ -330,9 +333,9 @@ class GuardedObject:
 
         Source: https://cloud.google.com/storage/docs/composite-objects
         """
-        named = [{"name": each["name"], "generation": str(each["generation"])} for each in sources]
-        what = {"destination": {"metadata": self._mark}, "sourceObjects": named}
-        return self._post("b/{}/o/{}/compose", self._name, json=what, ifGenerationMatch=str(generation))
+        source_records = [{"name": each["name"], "generation": str(each["generation"])} for each in sources]
+        body = {"destination": {"metadata": self._mark}, "sourceObjects": source_records}
+        return self._post("b/{}/o/{}/compose", self._name, json=body, ifGenerationMatch=str(generation))
 
     def _post(self, path: str, *names: str, **request: Any) -> Mapping[str, Any]:
         with bucket_objects(self._path) as objects:

@@ -22,8 +22,8 @@ from etils import epath
 from mhsh.encoding import decoded
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, check_bucket, is_remote
-from mhsh.storage.disk_lock import locked
-from mhsh.storage.outage import retried
+from mhsh.storage.disk_lock import hold_lock
+from mhsh.storage.outage import retry
 from mhsh.storage.questions import is_dir, names_in
 
 _LARGEST = 1 << 26  # bytes of a file that is read as a whole
@@ -42,13 +42,13 @@ def remove_unfinished() -> None:
 
 
 @contextlib.contextmanager
-def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
-    """A file, local or in a bucket, to be read as a stream of bytes inside the `with`. Raises
+def open_binary(path: epath.PathLike) -> Iterator[IO[bytes]]:
+    """Opens a file, local or in a bucket, to be read as a stream of bytes inside the `with`. Raises
     OSError where it cannot be opened or read; it has `strerror`, for a bucket too. Raises UserError
     where the bucket cannot be reached.
     """
     if not is_remote(path):
-        with _regular(path) as file:
+        with _open_regular(path) as file:
             yield file
         return
     with bucket_objects(path) as objects, objects.open(str(path), "rb") as file:
@@ -57,12 +57,12 @@ def opened(path: epath.PathLike) -> Iterator[IO[bytes]]:
         yield io.BufferedReader(file, 1 << 20)
 
 
-def _regular(path: epath.PathLike) -> IO[bytes]:
-    """A regular file, opened for reading. Raises OSError for all else: a pipe may never begin, and
-    a device never end.
+def _open_regular(path: epath.PathLike) -> IO[bytes]:
+    """Opens a regular file for reading. Raises OSError for all else: a pipe may never begin, and a
+    device never end.
     """
     # Without O_NONBLOCK opening a pipe would wait for who writes.
-    descriptor = retried(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+    descriptor = retry(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
     try:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -78,16 +78,16 @@ def cache_folder() -> Path:
     """The folder of what can be made again: MHSH_CACHE, or mhsh in the user's cache. Raises
     UserError where this user has no home.
     """
-    if named := os.environ.get("MHSH_CACHE"):
-        return Path(named)
+    if folder := os.environ.get("MHSH_CACHE"):
+        return Path(folder)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mhsh"
     except RuntimeError as error:
         raise UserError("this user has no home; set MHSH_CACHE to a folder") from error
 
 
-def expanded(path: epath.PathLike) -> epath.Path:
-    """A path to read, with `~` replaced. Raises UserError for a bucket that cannot be reached."""
+def expand_user(path: epath.PathLike) -> epath.Path:
+    """Replaces `~` in a path to read. Raises UserError for a bucket that cannot be reached."""
     check_bucket(path)
     return epath.Path(path).expanduser()
 
@@ -98,9 +98,9 @@ def absolute(path: epath.PathLike) -> epath.Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to. At the end of the `with` that file is flushed to the disk
-    and replaces `path`.
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Yields a name beside `path` to write to. At the end of the `with` that file is flushed to the
+    disk and replaces `path`.
 
     After an exception nothing has changed. After a kill, `clear_half_files` removes what is left.
     """
@@ -142,12 +142,14 @@ def make_name_durable(path: epath.PathLike) -> None:
 
 
 def is_half_file(name: str) -> bool:
-    """Whether `replacing` writes to files of this name."""
+    """Whether `replace_atomically` writes to files of this name."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
 def clear_half_files(folder: Path) -> None:
-    """Removes the files of killed `replacing` calls; nobody may be writing to the folder."""
+    """Removes the files that killed calls of `replace_atomically` left. Nobody may be writing to
+    the folder.
+    """
     for path in folder.iterdir():
         if is_half_file(path.name):
             path.unlink()
@@ -160,7 +162,7 @@ def write_atomically(path: epath.PathLike, content: str | bytes) -> None:
         with bucket_objects(path) as objects:
             objects.pipe_file(str(path), data)
         return
-    with replacing(Path(path)) as temporary:
+    with replace_atomically(Path(path)) as temporary:
         temporary.write_bytes(data)
 
 
@@ -237,7 +239,7 @@ class MissingFile(UserError):
     """The file to be read does not exist."""
 
 
-def whole_file(path: epath.PathLike) -> bytes:
+def read_small_file(path: epath.PathLike) -> bytes:
     """The bytes of a small file: JSON or a vocabulary, local or in a bucket. Raises OSError where
     it cannot be opened or read; it has `strerror`. Raises UserError where it is larger than any
     such file, or the bucket cannot be reached.
@@ -248,7 +250,7 @@ def whole_file(path: epath.PathLike) -> bytes:
         with bucket_objects(path) as objects:
             content = objects.cat_file(str(path), end=_LARGEST + 1)
     else:
-        with _regular(path) as file:
+        with _open_regular(path) as file:
             content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise UserError(f"{path} has more than {_LARGEST >> 20} MiB, and no such file is as large; fetch or write it again")
@@ -260,7 +262,7 @@ def read_object(path: epath.PathLike) -> dict[str, Any]:
     where it cannot be read, or `parse_object` refuses it.
     """
     try:
-        content = whole_file(path)
+        content = read_small_file(path)
     except FileNotFoundError as error:
         raise MissingFile(f"{path} does not exist") from error
     except OSError as error:
@@ -275,7 +277,7 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
     """
     text = decoded(content, what)
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeats)
+        value = json.loads(text, object_pairs_hook=_reject_repeats)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # raises a ValueError for half of a pair
     except (ValueError, RecursionError) as error:
@@ -300,7 +302,7 @@ def make_folder(folder: epath.PathLike) -> None:
     if is_remote(folder):
         epath.Path(folder).mkdir(parents=True, exist_ok=True)
     else:
-        retried(make, folder)
+        retry(make, folder)
 
 
 def check_new_folder(out: str) -> None:
@@ -317,8 +319,9 @@ def check_new_folder(out: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: str) -> Iterator[Path]:
-    """A folder beside `out` to fill. At the end of the `with` it is flushed to the disk and renamed
-    to `out`; after an exception it is removed. What a killed process left of it is removed first.
+    """Yields a folder beside `out` to fill. At the end of the `with` it is flushed to the disk and
+    renamed to `out`; after an exception it is removed. What a killed process left of it is removed
+    first.
     Raises UserError where `out` exists, its folder cannot be written to, or another process is
     writing it.
     """
@@ -332,7 +335,7 @@ def new_folder(out: str) -> Iterator[Path]:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(around))
+            stack.enter_context(hold_lock(around))
         except BlockingIOError:
             raise UserError(f"another process is writing {out}; wait for it, or choose another --out") from None
         _unfinished.add(around)
@@ -372,7 +375,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common()

@@ -22,8 +22,8 @@ from typing import Any
 from etils import epath
 
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.bucket import GuardedObject, Taken, is_remote
-from mhsh.storage.disk_lock import locked, unlocked_mount
+from mhsh.storage.bucket import GuardedObject, LostObject, is_remote
+from mhsh.storage.disk_lock import hold_lock, unlocked_mount
 from mhsh.storage.files import clear_half_files, read_object, write_atomically
 from mhsh.storage.outage import one_try
 from mhsh.storage.questions import exists
@@ -32,7 +32,7 @@ HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 45.0
 _POLL_SECONDS = 1.0
-_TAKEN = 2  # the exit status of a process whose lock was taken
+_LOST_LOCK_STATUS = 2  # the exit status of a process whose lock was taken
 
 
 class InUse(UserError):
@@ -40,31 +40,31 @@ class InUse(UserError):
 
 
 @contextlib.contextmanager
-def held(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
+def hold_run(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
     """Keeps other processes from the run inside the `with`. The folder must exist.
 
     Yields a note for the user: empty, or why nothing keeps other processes away.
 
     Args:
-      watch: of a worker, which does not wait to see whether a holder is dead.
+      watch: that of a worker, which does not wait to see whether a holder is dead.
 
     Raises InUse where another process holds it.
     """
     record = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
 
-    def waiting() -> None:
-        print(f"{folder}: {holder(folder)}; waiting up to a minute to see whether it still runs")
+    def on_wait() -> None:
+        print(f"{folder}: {describe_holder(folder)}; waiting up to a minute to see whether it still runs")
 
     note = ""
     with contextlib.ExitStack() as stack:
         try:
             if is_remote(folder):
-                stack.enter_context(bucket_lock(str(folder / HOLDER_FILE), record, waiting, watch))
+                stack.enter_context(bucket_lock(str(folder / HOLDER_FILE), record, on_wait, watch))
             else:
                 stack.enter_context(_local_lock(Path(folder), record))
         except BlockingIOError:
             raise InUse(
-                f"{folder} is in use: {holder(folder)}; wait until it ends or stop it, or choose another --workdir"
+                f"{folder} is in use: {describe_holder(folder)}; wait until it ends or stop it, or choose another --workdir"
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -83,14 +83,14 @@ def is_held(folder: epath.Path) -> bool:
     if is_remote(folder):
         return True
     try:
-        with locked(Path(folder)):
+        with hold_lock(Path(folder)):
             return False
     except BlockingIOError:
         return True
 
 
-def holder(folder: epath.Path) -> str:
-    """Who trains there, in words."""
+def describe_holder(folder: epath.Path) -> str:
+    """The process that trains in the folder, in words."""
     try:
         record = read_object(folder / HOLDER_FILE)
     except UserError:  # it has just begun or ended
@@ -100,9 +100,9 @@ def holder(folder: epath.Path) -> str:
 
 @contextlib.contextmanager
 def _local_lock(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
-    with locked(folder):
+    with hold_lock(folder):
         clear_half_files(folder)
-        write_atomically(folder / HOLDER_FILE, _as_json(record))
+        write_atomically(folder / HOLDER_FILE, _dump(record))
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ class Watch:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # a lock's generation, and since when it has that
 
-    def replaced(self, path: str) -> int:
+    def replaceable_generation(self, path: str) -> int:
         """The generation of the lock that a new holder replaces; 0: there is no lock. Raises
         BlockingIOError where its holder lives, or is not known to be dead yet.
         """
@@ -129,21 +129,21 @@ class Watch:
 
 
 @contextlib.contextmanager
-def bucket_lock(path: str, holder: Mapping[str, Any], waiting: Callable[[], None], watch: Watch | None = None) -> Iterator[None]:
+def bucket_lock(path: str, holder: Mapping[str, Any], on_wait: Callable[[], None], watch: Watch | None = None) -> Iterator[None]:
     """Holds the lock object gs://BUCKET/NAME inside the `with`; its content is `holder`.
 
-    If the object exists, this process calls `waiting` and waits up to DEAD_SECONDS to see whether
+    If the object exists, this process calls `on_wait` and waits up to DEAD_SECONDS to see whether
     the lock is dead; with a `watch` it takes the lock where that has seen so. A holder that was
     frozen and finds its lock taken ends at once, before it can write into the other's run: with
     status 2, and with a `watch` 75, as it has other work. Raises BlockingIOError where another
     process holds it. Raises UserError where the bucket allows no writing. Raises Unavailable where
     it does not answer.
     """
-    lock, content = GuardedObject(path), _as_json(holder).encode()
-    dead = _wait_until_dead(lock, path, waiting) if watch is None else watch.replaced(path)
+    lock, content = GuardedObject(path), _dump(holder).encode()
+    dead = _wait_until_dead(lock, path, on_wait) if watch is None else watch.replaceable_generation(path)
     try:
         lock.write(content, dead)
-    except Taken:
+    except LostObject:
         raise BlockingIOError(f"another process has just taken {path}") from None
     released = threading.Event()
 
@@ -152,10 +152,10 @@ def bucket_lock(path: str, holder: Mapping[str, Any], waiting: Callable[[], None
         try:
             with one_try(), contextlib.suppress(Unavailable, UserError, OSError):
                 lock.write(content)
-        except Taken:
+        except LostObject:
             line = f"mhsh: {path} was taken by another process, as this one had not refreshed it for long; stopped\n"
             os.write(2, line.encode())
-            os._exit(_TAKEN if watch is None else os.EX_TEMPFAIL)
+            os._exit(_LOST_LOCK_STATUS if watch is None else os.EX_TEMPFAIL)
 
     def refresh_until_released() -> None:
         while not released.wait(REFRESH_SECONDS):
@@ -174,11 +174,11 @@ def bucket_lock(path: str, holder: Mapping[str, Any], waiting: Callable[[], None
             lock.delete()
 
 
-def _wait_until_dead(lock: GuardedObject, path: str, waiting: Callable[[], None]) -> int:
+def _wait_until_dead(lock: GuardedObject, path: str, on_wait: Callable[[], None]) -> int:
     """The generation of a lock that is dead; 0: there is none."""
     seen = lock.generation()
     if seen:
-        waiting()
+        on_wait()
     deadline = time.monotonic() + DEAD_SECONDS
     while seen and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -189,5 +189,5 @@ def _wait_until_dead(lock: GuardedObject, path: str, waiting: Callable[[], None]
     return seen
 
 
-def _as_json(record: Mapping[str, Any]) -> str:
+def _dump(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=2) + "\n"

@@ -20,26 +20,26 @@ from mhsh.errors import Unavailable
 T = TypeVar("T")
 
 LOGIN = "log in with gcloud auth application-default login, or ask for access"
-_SAID_AFTER = 10.0  # seconds; a shorter outage is nobody's business
+_REPORT_AFTER = 10.0  # seconds; a shorter outage is nobody's business
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 20.0  # seconds between two tries; each is twice as long as the one before
 _ONE_TRY_SECONDS = 15.0  # of a request that nobody waits for
 # What a disk, or a network that a disk is behind, may recover from.
-_OF_DISKS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
-_OF_NETWORKS = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
-TRANSIENT = frozenset(_OF_DISKS | _OF_NETWORKS)
+_DISK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
+_NETWORK_ERRORS = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
+TRANSIENT = frozenset(_DISK_ERRORS | _NETWORK_ERRORS)
 
 
 class _Outage:
     patience = 600.0  # seconds
     since: float | None = None  # the first failure after the last answer; None: the storage answers
-    said = False
+    is_reported = False
 
 
 _outage, _lock = _Outage(), threading.Lock()
 _waits: contextvars.ContextVar[bool] = contextvars.ContextVar("waits", default=True)
 
 
-def bear(minutes: float) -> None:
+def set_patience(minutes: float) -> None:
     """Lets an outage end the process after so many minutes (train.storage_minutes)."""
     _outage.patience = 60 * minutes
 
@@ -56,14 +56,14 @@ def one_try() -> Iterator[None]:
         _waits.reset(token)
 
 
-def answered() -> None:
-    """The storage has answered."""
+def note_answer() -> None:
+    """Notes that the storage has answered: an outage is over."""
     if _outage.since is None:
         return
     with _lock:
-        if _outage.said and _outage.since is not None:
+        if _outage.is_reported and _outage.since is not None:
             _say(f"the storage answers again, after {time.monotonic() - _outage.since:.0f} s")
-        _outage.since, _outage.said = None, False
+        _outage.since, _outage.is_reported = None, False
 
 
 class Request:
@@ -73,17 +73,17 @@ class Request:
         self._where, self._begun, self._tries = where, time.monotonic(), 0
         self.seconds = None if _waits.get() else _ONE_TRY_SECONDS  # that a try may take; None: the client's own bound
 
-    def failed(self, error: BaseException) -> float:
-        """A try has failed in a way that may pass. Returns the seconds until the next one. Raises
-        Unavailable where the deadline is over, or nothing is tried again here.
+    def note_failure(self, error: BaseException) -> float:
+        """Notes that a try has failed in a way that may pass. Returns the seconds until the next
+        try. Raises Unavailable where the deadline is over, or nothing is tried again here.
         """
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         with _lock:
             now = time.monotonic()
             _outage.since = _outage.since or now
             lasted = now - min(_outage.since, self._begun)
-            if lasted > _SAID_AFTER and not _outage.said and _waits.get():
-                _outage.said = True
+            if lasted > _REPORT_AFTER and not _outage.is_reported and _waits.get():
+                _outage.is_reported = True
                 _say(f"{self._where} does not answer ({reason}); trying again for {_outage.patience / 60:g} minutes")
         if lasted >= _outage.patience or not _waits.get():
             raise Unavailable(
@@ -103,9 +103,10 @@ def is_over() -> bool:
     return _outage.since is not None and time.monotonic() - _outage.since >= _outage.patience
 
 
-def retried(ask: Callable[[], T], where: object) -> T:
-    """The answer of a local file system to `ask`, which may be asked twice. Raises the OSError of
-    the file system where that is an answer, and Unavailable as `Request.failed`.
+def retry(ask: Callable[[], T], where: object) -> T:
+    """Calls `ask`, a question to a local file system, until it answers. Returns the answer.
+    Raises the OSError of the file system where that is an answer, and Unavailable as
+    `Request.note_failure` does.
     """
     request = Request(where)
     while True:
@@ -114,9 +115,9 @@ def retried(ask: Callable[[], T], where: object) -> T:
         except OSError as error:
             if error.errno not in TRANSIENT:
                 raise
-            time.sleep(request.failed(error))
+            time.sleep(request.note_failure(error))
         else:
-            answered()
+            note_answer()
             return answer
 
 

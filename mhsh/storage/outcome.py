@@ -51,7 +51,7 @@ def is_spike(before: Sequence[float], loss: float) -> bool:
     return bool(loss - median > max(SPIKE_NATS, SPIKE_DEVIATIONS * deviation))
 
 
-def smoothed_final(train_loss: Sequence[float] | np.ndarray) -> float | None:
+def smoothed_final_loss(train_loss: Sequence[float] | np.ndarray) -> float | None:
     """The final training loss: the mean over the last SMOOTHED_SHARE of the logged training rows,
     without skipped steps. None: there are no rows; nan: half of these rows or more are not finite.
     """
@@ -75,7 +75,7 @@ def plateau_outcome(final_train: float | None, final_validation: float | None, e
     return LEFT if final < entropy - PLATEAU_MARGIN else ON_PLATEAU
 
 
-def plateau_due(config: Config) -> int:
+def plateau_deadline(config: Config) -> int:
     """The step from which a run that is on the plateau is said to be stuck: half of its steps, or
     STEPS_TO_LEAVE after the warm-up if they come first, and never within the warm-up.
     """
@@ -83,8 +83,8 @@ def plateau_due(config: Config) -> int:
     return max(warmup, min(config.train.num_steps // 2, warmup + STEPS_TO_LEAVE))
 
 
-def uninformed(config: Config) -> str:
-    """The knowledge of a model whose loss is the recorded entropy."""
+def baseline_knowledge(config: Config) -> str:
+    """The knowledge of a model whose loss is the recorded entropy, in words."""
     if config.model.objective == "classification":
         return "class frequencies" if config.model.num_classes > 1 else "the mean score"
     return "the frequencies of places" if config.model.objective == "span" else "token frequencies"
@@ -94,7 +94,7 @@ def outcome_words(outcome: str, config: Config, entropy: float) -> str:
     """The outcome of a run that has ended, in a line. A task has no tokens to predict, and hence no
     unigrams.
     """
-    known = uninformed(config)
+    known = baseline_knowledge(config)
     if config.model.objective in TASKS:
         words = {LEFT: f"better than {known} alone", ON_PLATEAU: f"no better than {known} alone"}.get(outcome, outcome)
         return f"{words} (a loss of {format_loss(entropy)})"
@@ -106,13 +106,13 @@ def plateau_words(config: Config, step: int, split: str, loss: float, entropy: f
     """The line that says that a run is still on the plateau, and what to try."""
     at = f"the {split} loss {format_loss(loss)} is not {PLATEAU_MARGIN} below"
     if config.model.objective in TASKS:
-        words = f"step {step}: {at} {format_loss(entropy)}, that of {uninformed(config)} alone"
+        words = f"step {step}: {at} {format_loss(entropy)}, that of {baseline_knowledge(config)} alone"
     else:
         words = f"step {step} is still {ON_PLATEAU}: {at} the unigram entropy {format_loss(entropy)}"
-    return f"{words}; to try in another --workdir: {what_to_try(config, loss, entropy)}"
+    return f"{words}; to try in another --workdir: {plateau_advice(config, loss, entropy)}"
 
 
-def what_to_try(config: Config, loss: float, entropy: float) -> str:
+def plateau_advice(config: Config, loss: float, entropy: float) -> str:
     """Advice for a run that ended, or seems to stay, on the plateau with this loss: flags for
     another run.
     """

@@ -1,5 +1,5 @@
-"""What is at a path, on a disk or in a bucket. No answer is taken for an absence: what cannot be
-found out is asked again, and then an error.
+"""Questions about a path, on a disk or in a bucket. A question that fails is not taken for an
+absence: it is asked again, and is then an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from etils import epath
 
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
-from mhsh.storage.outage import retried
+from mhsh.storage.outage import retry
 
 P = TypeVar("P", Path, epath.Path)
 
@@ -47,17 +47,17 @@ def names_in(folder: epath.PathLike) -> list[str]:
                 paths = [path.rstrip("/") for path in objects.ls(str(folder), detail=False)]
             except FileNotFoundError:
                 return []
-        own = str(folder).removeprefix("gs://").rstrip("/")
-        return sorted(path.removeprefix(f"{own}/") for path in paths if path != own)
+        prefix = str(folder).removeprefix("gs://").rstrip("/")
+        return sorted(path.removeprefix(f"{prefix}/") for path in paths if path != prefix)
     try:
-        return sorted(retried(lambda: os.listdir(folder), folder))  # noqa: PTH208 (names alone)
+        return sorted(retry(lambda: os.listdir(folder), folder))  # noqa: PTH208 (names alone)
     except OSError as error:
         if error.errno in _ABSENT:
             return []
-        raise _unknown(folder, error) from error
+        raise _access_error(folder, error) from error
 
 
-def entries(folder: P) -> list[P]:
+def paths_in(folder: P) -> list[P]:
     """The paths of `names_in`."""
     return [folder / name for name in names_in(folder)]
 
@@ -66,9 +66,9 @@ def marked_folders(folder: epath.PathLike, mark: str) -> list[str]:
     """The names of the folders that hold an object `mark`, in a folder of a bucket, by one listing;
     sorted.
     """
-    own = str(folder).removeprefix("gs://").rstrip("/")
+    prefix = str(folder).removeprefix("gs://").rstrip("/")
     with bucket_objects(folder) as objects:
-        below = [path.removeprefix(f"{own}/").split("/") for path in objects.find(str(folder))]
+        below = [path.removeprefix(f"{prefix}/").split("/") for path in objects.find(str(folder))]
     return sorted(parts[0] for parts in below if parts[1:] == [mark])
 
 
@@ -82,14 +82,14 @@ def _kind(path: epath.PathLike) -> int | None:
                 return None
         return stat.S_IFDIR if kind == "directory" else stat.S_IFREG
     try:
-        return stat.S_IFMT(retried(lambda: os.stat(path), path).st_mode)  # noqa: PTH116
+        return stat.S_IFMT(retry(lambda: os.stat(path), path).st_mode)  # noqa: PTH116
     except ValueError:  # a zero byte in the name
         return None
     except OSError as error:
         if error.errno in _ABSENT:
             return None
-        raise _unknown(path, error) from error
+        raise _access_error(path, error) from error
 
 
-def _unknown(path: epath.PathLike, error: OSError) -> UserError:
+def _access_error(path: epath.PathLike, error: OSError) -> UserError:
     return UserError(f"cannot see what is at {path}: {error.strerror}; repair that, and run the same command again")

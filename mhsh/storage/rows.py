@@ -19,7 +19,7 @@ from etils import epath
 
 from mhsh.errors import UserError
 from mhsh.storage.bucket import GuardedObject, bucket_objects, is_remote
-from mhsh.storage.files import opened, replacing
+from mhsh.storage.files import open_binary, replace_atomically
 
 _DECODER = msgspec.json.Decoder()  # three times as fast as json
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
@@ -29,10 +29,10 @@ _LONGEST_LINE = 1 << 24  # bytes; what is longer is not a row
 
 
 class CutRows(NamedTuple):
-    """The rows that `RunFolder.cut_metrics` kept and those that are missing."""
+    """The numbers of rows that `RunFolder.cut_metrics` kept and of those that are missing."""
 
-    kept: int
-    lost: int  # of those up to the step; 0 unless a gap is accepted
+    num_kept: int
+    num_lost: int  # of those up to the step; 0 unless a gap is accepted
     dropped_seconds: float  # of training, after the step
 
 
@@ -43,7 +43,7 @@ class RowsFile:
 
     def __init__(self, path: epath.Path) -> None:
         self._path = path
-        self._own = GuardedObject(str(path))  # in a bucket
+        self._object = GuardedObject(str(path))  # in a bucket
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`. Numbers that are not finite become null. In
@@ -53,8 +53,8 @@ class RowsFile:
         finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
         if is_remote(self._path):
-            with self._own.owned() as owned:
-                owned.append(lines.encode())
+            with self._object.acquire() as bucket_object:
+                bucket_object.append(lines.encode())
         else:
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(lines)
@@ -69,12 +69,12 @@ class RowsFile:
         Raises UserError where rows up to `step` are lost, or the file cannot be read (it is
         unchanged), or another process has taken the run.
         """
-        path, of_this_process = self._path, self._own.owned() if is_remote(self._path) else contextlib.nullcontext()
+        path, ownership = self._path, self._object.acquire() if is_remote(self._path) else contextlib.nullcontext()
         count = lines = last = damaged = 0
         kept_seconds = all_seconds = 0.0
-        with of_this_process as owned:
+        with ownership as bucket_object:
             try:
-                for _, rows in parsed(path):
+                for _, rows in read_chunks(path):
                     damaged = damaged or (lines + rows.index(None) + 1 if None in rows else 0)
                     lines += len(rows)
                     whole = [row for row in rows if row is not None]
@@ -91,11 +91,11 @@ class RowsFile:
                     f"{path} has {count} of {expected} rows up to step {step}, the last of step {last}{where}: "
                     "restore the file from a copy, or resume without the lost rows with --accept-gap, which reports show"
                 )
-            if count < lines and owned is not None:
-                owned.write(b"".join(_up_to(path, step)))
+            if count < lines and bucket_object is not None:
+                bucket_object.write(b"".join(_lines_up_to(path, step)))
             elif count < lines:
-                with replacing(Path(path)) as temporary, open(temporary, "wb") as written:
-                    written.writelines(_up_to(path, step))
+                with replace_atomically(Path(path)) as temporary, open(temporary, "wb") as written:
+                    written.writelines(_lines_up_to(path, step))
         return CutRows(count, expected - count, all_seconds - kept_seconds)
 
 
@@ -106,15 +106,15 @@ def _last_seconds(rows: Sequence[Mapping[str, Any]], before: float) -> float:
 def rows_in(path: epath.Path) -> Iterator[dict[str, Any]]:
     """One row after the other, up to the first damaged line; none if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
-        for _, rows in parsed(path):
+        for _, rows in read_chunks(path):
             yield from itertools.takewhile(lambda row: row is not None, rows)
             if None in rows:
                 return
 
 
-def parsed(path: epath.Path) -> Iterator[tuple[bytes, list[Any]]]:
-    """The file in pieces of whole lines, with the row in each line; None: the line is damaged, or
-    has no end. Raises OSError where it cannot be read.
+def read_chunks(path: epath.Path) -> Iterator[tuple[bytes, list[Any]]]:
+    """Reads the file in pieces of whole lines, with the row in each line; None: the line is
+    damaged, or has no end. Raises OSError where it cannot be read.
     """
     with _stream(path) as file:
         begun = b""
@@ -128,9 +128,9 @@ def parsed(path: epath.Path) -> Iterator[tuple[bytes, list[Any]]]:
             yield begun, [None]
 
 
-def _up_to(path: epath.Path, step: int) -> Iterator[bytes]:
+def _lines_up_to(path: epath.Path, step: int) -> Iterator[bytes]:
     """The lines of the rows up to `step`."""
-    for chunk, rows in parsed(path):
+    for chunk, rows in read_chunks(path):
         lines = chunk.split(b"\n")
         yield b"".join(line + b"\n" for line, row in zip(lines, rows, strict=False) if row is not None and row["step"] <= step)
 
@@ -141,7 +141,7 @@ def _stream(path: epath.Path) -> Iterator[IO[bytes]]:
     meanwhile, and what it was is then gone.
     """
     if not is_remote(path):
-        with opened(path) as file:
+        with open_binary(path) as file:
             yield file
         return
     with bucket_objects(path) as objects:

@@ -24,8 +24,8 @@ from mhsh.configs import override
 from mhsh.encoding import checked
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import GuardedObject, check_bucket, is_remote
-from mhsh.storage.files import MissingFile, is_half_file, make_durable, make_folder, read_object, whole_file, write_atomically
-from mhsh.storage.holder import HOLDER_FILE, Watch, held
+from mhsh.storage.files import MissingFile, is_half_file, make_durable, make_folder, read_object, read_small_file, write_atomically
+from mhsh.storage.holder import HOLDER_FILE, Watch, hold_run
 from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
 from mhsh.storage.rows import CutRows, RowsFile, rows_in
@@ -72,15 +72,15 @@ class RunFolder:
         depend on their number. Raises UserError where the folder holds a run of another config or
         something else, or cannot be written.
         """
-        folder = cls.made(path)
+        folder = cls.make(path)
         if folder._config_to_write(config) is not None:
-            with folder.held():
+            with folder.hold():
                 folder.begin(config)
         return folder
 
     @classmethod
-    def made(cls, path: epath.PathLike) -> RunFolder:
-        """The folder, which exists. Raises UserError where it cannot be made."""
+    def make(cls, path: epath.PathLike) -> RunFolder:
+        """Makes the folder unless it exists. Raises UserError where it cannot be made."""
         folder = cls(path)
         try:
             make_folder(folder.path)
@@ -89,7 +89,7 @@ class RunFolder:
         return folder
 
     def begin(self, config: Config) -> None:
-        """Does what `open_for_training` does, inside `held`."""
+        """Does what `open_for_training` does, inside `hold`."""
         written = self._config_to_write(config)
         if written is not None:
             write_atomically(self.path / CONFIG_FILE, _dump(to_record(written)))
@@ -97,7 +97,7 @@ class RunFolder:
     def _config_to_write(self, config: Config) -> Config | None:
         """The new config.json for `config`; None: it stays. Raises as `open_for_training`."""
         if self.check_takes(config):
-            begun_with, steps = self.begun_config(), config.train.num_steps
+            begun_with, steps = self.initial_config(), config.train.num_steps
             longer = replace(begun_with, train=replace(begun_with.train, num_steps=steps))
             return None if longer == begun_with else longer
         names = [name for name in names_in(self.path) if name != HOLDER_FILE and not is_half_file(name)]  # of no killed start
@@ -112,11 +112,11 @@ class RunFolder:
             check_goes_on(self.read_config(), config, self.path)
         return has_begun
 
-    def held(self, watch: Watch | None = None) -> contextlib.AbstractContextManager[str]:
+    def hold(self, watch: Watch | None = None) -> contextlib.AbstractContextManager[str]:
         """Keeps other processes from the run; see `mhsh.storage.holder`."""
-        return held(self.path, watch)
+        return hold_run(self.path, watch)
 
-    def begun_config(self) -> Config:
+    def initial_config(self) -> Config:
         """The config that the run began with: config.json. Raises UserError as `read_config`."""
         return from_record(self._read_json(CONFIG_FILE), str(self.path / CONFIG_FILE))
 
@@ -137,30 +137,30 @@ class RunFolder:
 
     def config_at(self, step: int | None) -> Config:
         """The config that trained `step` (None: with which the run went on last)."""
-        config = self.begun_config()
-        for values in self.changed(step).values():
+        config = self.initial_config()
+        for values in self.changes(step).values():
             changes = current_values(values).items()
             config = from_dict(override(to_dict(config), changes, f"{self.path / 'run.json'}, changed: "))
         return config
 
-    def changed(self, step: int | None) -> dict[str, dict[str, Any]]:
-        """The values that changed when the run went on, by path, by the step after which they hold;
-        of changes that hold before `step` (None: of all).
+    def changes(self, step: int | None) -> dict[str, dict[str, Any]]:
+        """The values that changed when the run went on, by path, by the step after which they hold:
+        those that hold before `step` (None: all).
         """
-        changed = self.recorded().get("changed", {})
+        changed = self.run_record().get("changed", {})
         return {at: changed[at] for at in sorted(changed, key=int) if step is None or int(at) < step}
 
-    def read_run(self, *needed: str) -> dict[str, Any]:
+    def read_run(self, *required: str) -> dict[str, Any]:
         """run.json: versions, devices, mesh, parameter counts, data fingerprint, omega, status.
         Raises UserError where it is missing or damaged, or has not all that is needed.
         """
         record = self._read_json(RUN_FILE)
-        check_record(record, self.path / RUN_FILE, needed)
+        check_record(record, self.path / RUN_FILE, required)
         return record
 
-    def recorded(self, *needed: str) -> dict[str, Any]:
-        """`read_run`; empty where there is no run.json, as before the first step."""
-        return self.read_run(*needed) if self.has_run_record() else {}
+    def run_record(self, *required: str) -> dict[str, Any]:
+        """The record of `read_run`; empty where there is no run.json, as before the first step."""
+        return self.read_run(*required) if self.has_run_record() else {}
 
     def lineage(self, step: int) -> list[dict[str, Any]]:
         """This run up to `step`, then the run that it started from, and so on: what a run that
@@ -171,7 +171,7 @@ class RunFolder:
         `entries` the user's schemes and optimizers with their files. An imported
         checkpoint has None for all but folder, step and config.
         """
-        record = self.recorded("data", "code", "numerics")
+        record = self.run_record("data", "code", "numerics")
         used = self.counters(step)
         own: dict[str, Any] = {"folder": str(self.path), "step": step}
         own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
@@ -179,7 +179,7 @@ class RunFolder:
         own["entries"] = record.get("entries", [])
         for name in ("code", "numerics"):
             own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
-        return [own | {"config": to_record(self.begun_config())}, *recorded_lineage(record)]
+        return [own | {"config": to_record(self.initial_config())}, *recorded_lineage(record)]
 
     def has_begun(self) -> bool:
         """Whether the folder holds more than a config: a run that failed before its first step has
@@ -197,7 +197,7 @@ class RunFolder:
         """Raises UserError where run.json names a newer checkpoint than there is: what was written
         since would be cut away and trained again.
         """
-        record = self.recorded()
+        record = self.run_record()
         # Before `checkpoint` was recorded, a finished run had that of its last step.
         finished = self.read_config().train.num_steps if record.get("status") == FINISHED else None
         wanted, newest = record.get("checkpoint", finished), self.newest_checkpoint()
@@ -261,7 +261,7 @@ class RunFolder:
     def vocabulary_hash(self, config: Config) -> str | None:
         """The SHA-256, in hex, of the vocabulary's file; None if it does not exist."""
         path = self.path / vocab_file(config)
-        return hashlib.sha256(whole_file(path)).hexdigest() if exists(path) else None
+        return hashlib.sha256(read_small_file(path)).hexdigest() if exists(path) else None
 
     def vocabulary(self, config: Config) -> epath.Path | None:
         """The vocabulary's file; None if there is none yet (see `has_vocabulary`). Raises UserError
@@ -280,8 +280,8 @@ class RunFolder:
         if not self.is_remote:
             write_atomically(self.path / RUN_FILE, content)
             return
-        with self._record.owned() as owned:
-            owned.write(content.encode())
+        with self._record.acquire() as record_object:
+            record_object.write(content.encode())
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends rows, which need `step` and `split`; see `RowsFile.append`."""

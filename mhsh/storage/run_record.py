@@ -1,5 +1,5 @@
-"""What run.json holds where it holds it: the types that its readers count on. It may come from
-anybody, and a key may be missing or be one of a later use.
+"""The types of run.json's values that its readers count on. The file may come from anybody; a key
+may be missing, or be one of a later use.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class _RunRecord(Struct):
     started_from: _Start | None = None
 
 
-def check_record(record: dict[str, Any], path: object, needed: Sequence[str]) -> None:
+def check_record(record: dict[str, Any], path: object, required: Sequence[str]) -> None:
     """Raises UserError where a value of run.json is of another type than its readers count on, or
     one of those that are needed is missing.
     """
-    lacking = [name for name in needed if name not in record]
+    lacking = [name for name in required if name not in record]
     if lacking:
         raise UserError(f"{path} is damaged: it has no {', '.join(lacking)}; put it back from a copy")
     try:

@@ -33,12 +33,12 @@ from mhsh.config.recorded import WRITER, check_version, current_fields, current_
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.bucket import GuardedObject, Taken, check_bucket, is_remote
-from mhsh.storage.disk_lock import locked
-from mhsh.storage.files import MissingFile, make_folder, parse_object, read_object, whole_file, write_atomically
-from mhsh.storage.holder import holder, is_held
+from mhsh.storage.bucket import GuardedObject, LostObject, check_bucket, is_remote
+from mhsh.storage.disk_lock import hold_lock
+from mhsh.storage.files import MissingFile, make_folder, parse_object, read_object, read_small_file, write_atomically
+from mhsh.storage.holder import describe_holder, is_held
 from mhsh.storage.outcome import DIVERGED
-from mhsh.storage.questions import entries, exists, is_dir
+from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import Axis, Cell, Value
@@ -159,21 +159,21 @@ class SweepFolder:
         """A function that writes the plan, unless another process has meanwhile."""
         path = str(self.path / PLAN_FILE)
         if not is_remote(path):
-            with locked(Path(self.path), wait=True):
+            with hold_lock(Path(self.path), wait=True):
                 yield lambda text: write_atomically(path, text)
             return
         guarded = GuardedObject(path)
         generation = guarded.generation()
         try:
             yield lambda text: guarded.write(text.encode(), generation)
-        except Taken:
+        except LostObject:
             raise UserError(f"another process has just changed {path}; run the same command again") from None
 
     def read_plan(self) -> Plan:
         """The plan. Raises UserError where it is missing or damaged."""
         path = str(self.path / PLAN_FILE)
         try:
-            content = whole_file(path)
+            content = read_small_file(path)
         except FileNotFoundError:
             raise UserError(f"{self.path} holds no sweep: plan.json is missing; give the folder that --workdir named") from None
         except OSError as error:
@@ -227,13 +227,13 @@ class SweepFolder:
     def state(self, name: str) -> CellState:
         """The state of the cell; a record that cannot be read makes it a failed one."""
         found, run = self.outcome(name), self.run_folder(name).path
-        return CellState(RUNNING, holder(run)) if found.kind != FINISHED and is_held(run) else found
+        return CellState(RUNNING, describe_holder(run)) if found.kind != FINISHED and is_held(run) else found
 
     def outcome(self, name: str) -> CellState:
         """The state of the cell, whoever trains it now."""
         folder = self.run_folder(name)
         try:
-            record = folder.recorded()
+            record = folder.run_record()
             if record.get("status") == FINISHED:
                 return CellState(FINISHED)
             if record.get("outcome") == DIVERGED:
@@ -287,8 +287,8 @@ def _is_occupied(folder: epath.Path) -> bool:
     """Whether there is more than the empty folders and the half-written plan of a new sweep."""
     if not is_dir(folder):
         return True
-    made = [path for path in entries(folder) if not path.name.startswith(".plan.json.")]
-    return any(path.name not in _FOLDERS or not is_dir(path) or any(entries(path)) for path in made)
+    made = [path for path in paths_in(folder) if not path.name.startswith(".plan.json.")]
+    return any(path.name not in _FOLDERS or not is_dir(path) or any(paths_in(path)) for path in made)
 
 
 def _read_plan(content: bytes, path: str) -> Plan:

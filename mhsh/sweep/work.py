@@ -20,7 +20,7 @@ from mhsh.cluster.signals import StopSignals
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import LostRun, is_remote
-from mhsh.storage.holder import InUse, Watch, holder
+from mhsh.storage.holder import InUse, Watch, describe_holder
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder
@@ -95,7 +95,7 @@ class Worker:
         return [cells[name] for name in self._select(plan, self.ended)]
 
     def _say_holder(self, name: str) -> str:
-        return f"{name}: {holder(self._folder.run_folder(name).path)}"
+        return f"{name}: {describe_holder(self._folder.run_folder(name).path)}"
 
     def _claim_batch(self, plan: Plan, cells: Sequence[Cell], locks: contextlib.ExitStack) -> list[_Claim]:
         """The first cell that nobody has, and those after it that can be trained with it."""
@@ -125,9 +125,9 @@ class Worker:
         if self._has_ended(cell.name) or (parent is not None and not self._has_ended(parent.name)):
             return None
         with contextlib.ExitStack() as claim:
-            run = RunFolder.made(self._folder.run_folder(cell.name).path)
+            run = RunFolder.make(self._folder.run_folder(cell.name).path)
             try:
-                note = claim.enter_context(run.held(self._watch))
+                note = claim.enter_context(run.hold(self._watch))
             except InUse:
                 return None
             if self._has_ended(cell.name):  # in the moment before

@@ -18,7 +18,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import make_folder, new_folder
 from mhsh.storage.outcome import DIVERGED
-from mhsh.storage.questions import entries, exists, is_dir
+from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.optimizer import learning_rate
@@ -49,7 +49,7 @@ def branch(folder: RunFolder, config: Config, start: str, step: int) -> None:
     kept = sorted(checkpoints.steps())
     checkpoints.close()
     used = trunk.counters(step) if step in kept else None
-    record = trunk.recorded()
+    record = trunk.run_record()
     begun = {"checkpoint": None, "changed": {}, "branched_from": {"folder": str(trunk.path), "step": step}}
     if used is None and record.get("outcome") == DIVERGED:
         folder.write_run(record | begun)
@@ -104,7 +104,7 @@ def _check_same_steps(trunk: RunFolder, config: Config, step: int) -> None:
 
 
 def _files(folder: epath.Path) -> Iterator[epath.Path]:
-    for path in entries(folder):
+    for path in paths_in(folder):
         yield from _files(path) if is_dir(path) else (path,)
 
 

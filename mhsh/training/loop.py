@@ -19,7 +19,7 @@ from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import Unavailable, UserError
 from mhsh.models.build import left_to_xla
 from mhsh.storage.bucket import LostRun
-from mhsh.storage.outage import bear, is_failing
+from mhsh.storage.outage import is_failing, set_patience
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
@@ -58,14 +58,14 @@ def train(config: Config, workdir: epath.PathLike, accept_gap: bool = False, fre
     Raises UserError where the data, the mesh or the folder does not fit the config, the tracker is
     not installed, another process trains there, or the run has diverged.
     """
-    bear(config.train.storage_minutes)
+    set_patience(config.train.storage_minutes)
     check_own_entries(config, workdir)
     with contextlib.ExitStack() as holding:
         run = Held(config, RunFolder(workdir), "")
         # Process 0 makes the folder; the others use it after all have agreed on the config.
         if jax.process_index() == 0:
             folder = RunFolder.open_for_training(workdir, config)
-            run = Held(config, folder, holding.enter_context(folder.held()))
+            run = Held(config, folder, holding.enter_context(folder.hold()))
             if fresh and (aside := folder.set_rows_aside()) is not None:
                 print(f"{folder.path} begins again; what it had logged is in {aside}")
         [(_, ended)] = train_together([run], StopSignals(), accept_gap)
@@ -109,13 +109,13 @@ def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     be there.
     """
     folder, parent = RunFolder(workdir), config.train.start_from
-    record = folder.recorded()
+    record = folder.run_record()
     differing = check_recorded(config, record, folder.path, REGISTRIES)
     if not record and parent:
         point = branch_point(parent)
         before = RunFolder(parent if point is None else point[0])
         before.read_config()  # raises where there is none
-        check_recorded(config, before.recorded(), before.path, REGISTRIES)
+        check_recorded(config, before.run_record(), before.path, REGISTRIES)
     if differing:
         raise UserError(f"{differing}; put that file back, or train in another --workdir")
     check_entries(config)
@@ -133,7 +133,7 @@ class _Ready(NamedTuple):
 def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | None]:
     """The run, one of so many `together`; None where nothing is left to train."""
     config, folder, _ = held
-    bear(config.train.storage_minutes)
+    set_patience(config.train.storage_minutes)
     if together > 1:
         check_together(config)
     if jax.process_index() == 0:
@@ -343,7 +343,7 @@ def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
     assert used is not None, "it was trained"
     cut = folder.cut_metrics(step, used.rows, accept_gap)
     record = folder.read_run("lost_rows")
-    if cut.lost and str(step) not in record["lost_rows"]:
-        folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.lost}})
+    if cut.num_lost and str(step) not in record["lost_rows"]:
+        folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.num_lost}})
     if config.train.tracker == "wandb":
         WandbRun(folder, print).close(failed=False)

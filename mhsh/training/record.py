@@ -20,7 +20,7 @@ from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
 from mhsh.models.types import in_stack_order
 from mhsh.storage.outage import is_over, one_try
-from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final
+from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
 from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints.verify import as_hex
 from mhsh.training.compiling import flags_in_force
@@ -164,7 +164,7 @@ class RunRecord:
         """Of a run that goes on from where it has `begun`, in this state."""
         config, corpus, start = run.config, run.corpus, begun.step
         changed = {path: now for path, (_, now) in begun.changed.items()}
-        before = run.folder.recorded()
+        before = run.folder.run_record()
         self._run = run
         ran = {
             **environment(),
@@ -179,7 +179,7 @@ class RunRecord:
             **ran,
             # Who reads seconds asks what ran from which step on.
             "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | now),
-            "changed": run.folder.changed(start) | ({str(start): changed} if changed else {}),
+            "changed": run.folder.changes(start) | ({str(start): changed} if changed else {}),
             "code": _by_step(before.get("code", {}), start, code_hash()),
             "numerics": _by_step(before.get("numerics", {}), start, numerics()),
             "entries": recorded_entries(config),
@@ -221,7 +221,7 @@ def outcome_of(run: Run) -> str:
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
     last = float(validation[-1]) if len(validation) else None
-    return plateau_outcome(smoothed_final(losses), last, run.corpus.unigram_entropy)
+    return plateau_outcome(smoothed_final_loss(losses), last, run.corpus.unigram_entropy)
 
 
 def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from mhsh.storage.outcome import (
     SPIKE_ROWS,
     is_spike,
     outcome_words,
-    plateau_due,
+    plateau_advice,
+    plateau_deadline,
     plateau_outcome,
     plateau_words,
-    what_to_try,
 )
 from mhsh.storage.run_folder import RunFolder
 from mhsh.text import duration, format_loss
@@ -53,7 +53,7 @@ class Remarks(Tracker):
             self._look_for_plateau(step, statistics.fmean(self._last_tenth), "training")
 
     def _look_for_plateau(self, step: int, loss: float, split: str) -> None:
-        is_due = plateau_due(self._config) <= step < self._config.train.num_steps
+        is_due = plateau_deadline(self._config) <= step < self._config.train.num_steps
         if self._is_told or not is_due or plateau_outcome(None, loss, self._entropy) != ON_PLATEAU:
             return
         self._is_told = True
@@ -73,9 +73,9 @@ def last_lines(folder: RunFolder, config: Config) -> list[str]:
         other = f" (lowest: {format_loss(losses[lowest])} at step {at[lowest]:.0f})" if losses[lowest] < losses[-1] else ""
         lines.append(f"validation loss {format_loss(losses[-1])} at step {at[-1]:.0f}{other}")
     entropy, outcome = record["data"].get("unigram_entropy"), record.get("outcome")
-    is_due = step == steps or (step or 0) >= plateau_due(config)  # before that the outcome says nothing yet
+    is_due = step == steps or (step or 0) >= plateau_deadline(config)  # before that the outcome says nothing yet
     if is_due and outcome is not None and entropy is not None:
         lines.append(outcome_words(outcome, config, entropy))
         if outcome == ON_PLATEAU and losses:
-            lines.append(f"to try in another --workdir: {what_to_try(config, losses[-1], entropy)}")
+            lines.append(f"to try in another --workdir: {plateau_advice(config, losses[-1], entropy)}")
     return [*lines, f"checkpoint {folder.checkpoints_path / str(step)}"]

@@ -112,7 +112,7 @@ def start(run: Run, accept_gap: bool) -> Start:
     used, lost = run.folder.counters(step) or Counters(), 0  # none: of an imported checkpoint, or a fresh state
     if jax.process_index() == 0:
         cut = run.folder.cut_metrics(step, used.rows, accept_gap)
-        used, lost = used._replace(rows=cut.kept), cut.lost
+        used, lost = used._replace(rows=cut.num_kept), cut.num_lost
         run.clock.add({"repeated": cut.dropped_seconds})
     return Start(state, step, started_from, changed, used, lost)
 

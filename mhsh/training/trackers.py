@@ -23,7 +23,7 @@ from tensorboardX.summary import scalar
 from mhsh.config.schema import to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.storage.files import absolute, make_folder, read_object, write_atomically
-from mhsh.storage.questions import entries, exists
+from mhsh.storage.questions import exists, paths_in
 from mhsh.storage.run_folder import RunFolder
 
 AXES = ("step", "split", "tokens", "flops", "seconds")
@@ -85,7 +85,7 @@ class TensorBoard(Tracker):
     def flush(self) -> None:
         self._events.flush()
         if self._local is not None:
-            for path in entries(epath.Path(self._local.name)):
+            for path in paths_in(epath.Path(self._local.name)):
                 (self._path / path.name).write_bytes(path.read_bytes())
 
     def close(self, *, failed: bool) -> None:

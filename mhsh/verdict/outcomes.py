@@ -11,7 +11,7 @@ from decimal import Decimal
 import numpy as np
 
 from mhsh.errors import UserError, closest
-from mhsh.storage.outcome import smoothed_final
+from mhsh.storage.outcome import smoothed_final_loss
 from mhsh.verdict.estimate import Estimate, Replicate, estimate, normal_error
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.groups import Group
@@ -120,7 +120,7 @@ def final_value(run: RecordedRun, key: str, split: str) -> float:
         return math.nan
     if split == "validation":
         return float(values[-1])
-    final = smoothed_final(values)
+    final = smoothed_final_loss(values)
     return math.nan if final is None else final
 
 

@@ -23,7 +23,7 @@ from mhsh.storage import outcome
 from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.files import absolute
 from mhsh.storage.metrics import Metrics, number
-from mhsh.storage.questions import entries, exists, is_dir
+from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import CONFIG_FILE, HOLDER_FILE, METRICS_FILE, RUN_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.storage.run_record import FINISHED
 from mhsh.text import numbered, sanitize
@@ -133,8 +133,8 @@ class RecordedRun:
 
     @functools.cached_property
     def final_train(self) -> float | None:
-        """The final training loss by `smoothed_final`; nan: not finite."""
-        return outcome.smoothed_final(self.curves["train"].loss)
+        """The final training loss by `smoothed_final_loss`; nan: not finite."""
+        return outcome.smoothed_final_loss(self.curves["train"].loss)
 
     @functools.cached_property
     def outcome(self) -> str:
@@ -199,7 +199,7 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
         return [folder], ""
     runs, others = [], [folder]
     for _ in range(LEVELS):
-        below = [path for other in others for path in entries(other) if is_dir(path)]
+        below = [path for other in others for path in paths_in(other) if is_dir(path)]
         begun = [_is_run(path) for path in below]
         runs += itertools.compress(below, begun)
         # One with a config alone has not begun, and holds no other.
@@ -209,7 +209,7 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
             f"{folder} holds no run: no config.json is in it, and none beside a run.json, metrics.jsonl or checkpoint in the "
             f"folders up to {LEVELS} levels below; give the folder that --workdir named, or one that holds such folders"
         )
-    deeper = next((path for other in others for path in entries(other) if is_dir(path)), None)
+    deeper = next((path for other in others for path in paths_in(other) if is_dir(path)), None)
     line = f"{folder} has folders more than {LEVELS} levels below, as {deeper}, which were not searched; name those that hold runs"
     return sorted(runs, key=_natural_order), line if deeper is not None else ""
 
@@ -232,12 +232,12 @@ def _load(name: str, path: epath.Path) -> RecordedRun:
         missing, damaged or incomplete.
     """
     folder = RunFolder(path)
-    config = whole_run(folder.begun_config())
+    config = whole_run(folder.initial_config())
     metrics = sound_metrics(folder)
     curves = {split: curve_of(metrics, split) for split in SPLITS}
     if metrics.count and not folder.has_run_record():
         raise UserError(f"{path} has rows in {METRICS_FILE} and no run.json; put it back from a copy, or leave the run out")
-    record = folder.recorded()
+    record = folder.run_record()
     validated = np.unique(metrics.texts("validation", "batch"))
     lacking = [name for name in RECORDS if record and not record.get(name)]
     lacking += ["the checksum of validation's batches"] if b"" in validated else []
@@ -321,13 +321,16 @@ def sound_metrics(folder: RunFolder) -> Metrics:
         if found is not None:
             line, reason = found
             where = f"{folder.path / METRICS_FILE} line {line + 1}"
-            metrics = metrics.before(line, f"{where}: {reason}; only the {line} rows before it are read")
+            metrics = metrics.truncate(line, f"{where}: {reason}; only the {line} rows before it are read")
     return metrics
 
 
 def _first_odd_number(metrics: Metrics) -> tuple[int, str] | None:
     """The first line with a loss or a place on an axis that is not a number, and what is wrong."""
-    return min(((metrics.odd[name], f"{name} is not a number") for name in ("loss", *AXES) if name in metrics.odd), default=None)
+    return min(
+        ((metrics.non_numbers[name], f"{name} is not a number") for name in ("loss", *AXES) if name in metrics.non_numbers),
+        default=None,
+    )
 
 
 def _first_step_back(metrics: Metrics) -> tuple[int, str] | None:

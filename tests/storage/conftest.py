@@ -31,4 +31,4 @@ def faulty(server: FaultyBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
     check_bucket("gs://runs")
     yield server
     server.decide = lambda number, method, path: None
-    outage.answered()
+    outage.note_answer()

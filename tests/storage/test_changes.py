@@ -66,11 +66,11 @@ def test_run_json_says_what_changed_from_which_step_on(tmp_path, configs):
     begun = configs["mlm"]
     folder = RunFolder.open_for_training(tmp_path / "run", begun)
     folder.write_run({"changed": {"24": {"mesh.fsdp": 1, "train.log_interval": 7}, "9": {"mesh.fsdp": 4, "train.keep_every": 5}}})
-    assert folder.begun_config() == begun
+    assert folder.initial_config() == begun
     assert [folder.config_at(step).mesh.fsdp for step in (9, 24, 25, None)] == [-1, 4, 1, 1]
     now = folder.read_config([("data.source", "text:moved")])
     assert (now.mesh.fsdp, now.train.log_interval, now.data.source) == (1, 7, "text:moved")
-    assert RunFolder.open_for_training(folder.path, begun).begun_config() == begun
+    assert RunFolder.open_for_training(folder.path, begun).initial_config() == begun
     with pytest.raises(
         UserError, match=r"another config \(optimizer.schedule is 'linear' there, 'constant' here\); leave out that flag"
     ):

@@ -17,7 +17,7 @@ from mhsh.storage.files import (
     clear_half_files,
     new_folder,
     read_object,
-    replacing,
+    replace_atomically,
     write_atomically,
     write_new,
 )
@@ -41,11 +41,11 @@ def killed(path, function, type, name=""):
 def test_a_file_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, "é\n")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+    with pytest.raises(KeyboardInterrupt), replace_atomically(path) as temporary:
         temporary.write_text("half")
         raise KeyboardInterrupt
     assert path.read_bytes() == "é\n".encode() and list(tmp_path.iterdir()) == [path]
-    killed(path, "replacing", "pathlib.Path")
+    killed(path, "replace_atomically", "pathlib.Path")
     assert path.read_bytes() == "é\n".encode() and len(list(tmp_path.iterdir())) == 2
     clear_half_files(tmp_path)
     write_atomically(path, b"new")

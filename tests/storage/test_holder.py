@@ -24,7 +24,7 @@ import sys, time
 from mhsh.storage import holder
 from mhsh.storage.run_folder import RunFolder
 holder.REFRESH_SECONDS, holder.DEAD_SECONDS = 0.2, {DEAD}
-with RunFolder(sys.argv[1]).held():
+with RunFolder(sys.argv[1]).hold():
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -52,7 +52,7 @@ def hold(run: str) -> subprocess.Popen[str]:
 
 def test_one_process_holds_a_run_in_a_bucket(run):
     holder = hold(run)
-    with pytest.raises(UserError, match=rf"gs://runs/run is in use: process {holder.pid} on .* since 20"), RunFolder(run).held():
+    with pytest.raises(UserError, match=rf"gs://runs/run is in use: process {holder.pid} on .* since 20"), RunFolder(run).hold():
         pass
     with (
         pytest.raises(BlockingIOError, match="is refreshed by another process"),
@@ -62,7 +62,7 @@ def test_one_process_holds_a_run_in_a_bucket(run):
     _, err = holder.communicate("\n")
     assert holder.returncode == 0, err
     begin = time.monotonic()
-    with RunFolder(run).held() as note:
+    with RunFolder(run).hold() as note:
         assert note == "" and time.monotonic() - begin < DEAD  # the lock was released
     assert not (RunFolder(run).path / HOLDER_FILE).exists()
 
@@ -73,7 +73,7 @@ def test_a_dead_holder_loses_the_lock_and_a_frozen_one_ends_when_it_wakes(run, c
     killed.communicate()
     frozen = hold(run)  # waits until the first is dead
     os.kill(frozen.pid, signal.SIGSTOP)
-    with RunFolder(run).held():
+    with RunFolder(run).hold():
         assert f"process {frozen.pid}" in capsys.readouterr().out
         os.kill(frozen.pid, signal.SIGCONT)
         out, err = frozen.communicate(timeout=30)  # its input ends: it may also find out at its release
@@ -89,7 +89,7 @@ def test_a_lock_outlives_any_failing_request(faulty, monkeypatch):
         for k in range(4):
             begin = len(faulty.requests)
             faulty.decide = lambda number, method, path, at=begin + k, fault=fault: fault if number == at else None
-            with bucket_lock(f"gs://runs/{fault}{k}", {}, waiting=lambda: pytest.fail("nobody else holds it")):
+            with bucket_lock(f"gs://runs/{fault}{k}", {}, on_wait=lambda: pytest.fail("nobody else holds it")):
                 time.sleep(0.15)
             assert len(faulty.requests) - begin > k
 

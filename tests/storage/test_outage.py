@@ -15,8 +15,8 @@ from etils import epath
 from mhsh.cli.main import main
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import outage
-from mhsh.storage.bucket import Refused
-from mhsh.storage.files import make_folder, opened, read_object
+from mhsh.storage.bucket import BucketRefusal
+from mhsh.storage.files import make_folder, open_binary, read_object
 from mhsh.storage.questions import exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import COMMIT_MARK, RunFolder, committed_steps
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
@@ -103,7 +103,7 @@ def test_a_refusal_is_one_line_at_once_that_names_the_login(faulty: FaultyBucket
 
 def test_a_refusal_while_a_file_is_read_is_said_once(faulty: FaultyBucket, run: str, capfd: pytest.CaptureFixture[str]) -> None:
     faulty.decide = lambda number, method, path: 401 if "alt=media" in path else None
-    with pytest.raises(UserError, match="gcloud auth"), opened(f"{run}/run.json") as file:
+    with pytest.raises(UserError, match="gcloud auth"), open_binary(f"{run}/run.json") as file:
         file.read()
     assert "Traceback" not in capfd.readouterr().err
 
@@ -124,7 +124,7 @@ def test_a_commit_mark_whose_answer_is_lost_is_written(faulty: FaultyBucket, run
 
 
 def test_no_such_bucket(faulty: FaultyBucket) -> None:
-    with pytest.raises(Refused, match=r"^the bucket gs://nobody does not exist; make it, or correct the name$"):
+    with pytest.raises(BucketRefusal, match=r"^the bucket gs://nobody does not exist; make it, or correct the name$"):
         RunFolder("gs://nobody/run")
 
 
@@ -139,13 +139,13 @@ def test_a_disk_that_fails_for_a_while_and_one_that_stays_so(monkeypatch: pytest
 
     for code in (errno.ESTALE, errno.EIO):
         begin = time.monotonic()
-        assert outage.retried(lambda code=code: answers_after(0.2, code), "disk") == "answer" and not outage.is_failing()
+        assert outage.retry(lambda code=code: answers_after(0.2, code), "disk") == "answer" and not outage.is_failing()
         with pytest.raises(Unavailable, match=r"^disk has not answered for .*run the same command again"):
-            outage.retried(lambda code=code: answers_after(9, code), "disk")
+            outage.retry(lambda code=code: answers_after(9, code), "disk")
         assert outage.is_over()
-        outage.answered()
+        outage.note_answer()
     with pytest.raises(PermissionError):
-        outage.retried(lambda: answers_after(9, errno.EACCES), "disk")
+        outage.retry(lambda: answers_after(9, errno.EACCES), "disk")
 
 
 def test_a_folder_that_is_there_is_one_while_questions_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

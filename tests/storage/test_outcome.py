@@ -19,10 +19,10 @@ from mhsh.storage.outcome import (
     NOT_KNOWN,
     ON_PLATEAU,
     is_spike,
-    plateau_due,
+    plateau_advice,
+    plateau_deadline,
     plateau_outcome,
-    smoothed_final,
-    what_to_try,
+    smoothed_final_loss,
 )
 from tests.conftest import MakeConfig
 
@@ -37,15 +37,15 @@ from tests.conftest import MakeConfig
     ],
 )
 def test_smoothed_final_by_hand(losses: list[float], expected: float | None) -> None:
-    assert smoothed_final(np.array(losses)) == expected
+    assert smoothed_final_loss(np.array(losses)) == expected
 
 
 def test_smoothed_final_leaves_skipped_steps_out_and_is_not_finite_if_half_of_it_is_not() -> None:
-    value = smoothed_final(np.array([2.0] * 19 + [math.nan]))
+    value = smoothed_final_loss(np.array([2.0] * 19 + [math.nan]))
     assert value is not None
     assert math.isnan(value)
-    assert smoothed_final(np.array([2.0] * 94 + [math.nan] + [1.0] * 5)) == pytest.approx((4 * 2 + 5) / 9)
-    assert smoothed_final(np.array([math.nan] + [2.0] * 19)) == 2.0
+    assert smoothed_final_loss(np.array([2.0] * 94 + [math.nan] + [1.0] * 5)) == pytest.approx((4 * 2 + 5) / 9)
+    assert smoothed_final_loss(np.array([math.nan] + [2.0] * 19)) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_spike_by_hand(before: list[float], loss: float, expected: bool) -> No
 )
 def test_when_a_run_counts_as_stuck(make_config: MakeConfig, steps: int, warmup: int, due: int) -> None:
     config = make_config("quickstart", "24l1h_admin", **{"train.num_steps": steps, "optimizer.warmup_steps": warmup})
-    assert plateau_due(config) == due
+    assert plateau_deadline(config) == due
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_when_a_run_counts_as_stuck(make_config: MakeConfig, steps: int, warmup:
 )
 def test_what_is_tried_is_a_config(make_config: MakeConfig, task: str, variant: str, loss: float, expected: str) -> None:
     config = make_config(task, variant)
-    flags = re.findall(r"--config\.(\S+)=([^\s,]+)", what_to_try(config, loss, 3.288))
+    flags = re.findall(r"--config\.(\S+)=([^\s,]+)", plateau_advice(config, loss, 3.288))
     assert " ".join(f"{path.split('.')[1]}={value}" for path, value in flags) == expected
     for path, value in flags:
         from_dict(override(to_dict(config), [(path, parse_value(path, value))], "--config"))

@@ -64,7 +64,7 @@ def test_a_run_of_before_goes_on(faulty: FaultyBucket, run: str) -> None:
     """Its metrics.jsonl bears no writer's mark."""
     (epath.Path(run) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(1, 2, 3)))
     folder = RunFolder(run)
-    assert folder.cut_metrics(2, 2, False).kept == 2
+    assert folder.cut_metrics(2, 2, False).num_kept == 2
     folder.append_metrics(rows(3, by="two"))
     assert written(run) == [(1, "one"), (2, "one"), (3, "two")]
 
@@ -142,6 +142,6 @@ def test_a_resume_that_is_killed_before_any_request_takes_nothing_away(faulty: F
         resume(path, k)
         assert written(path)[:2] == [(1, "one"), (2, "one")]
         again = RunFolder(path)
-        assert again.cut_metrics(2, 2, False).kept == 2 and len(written(path)) == 2
+        assert again.cut_metrics(2, 2, False).num_kept == 2 and len(written(path)) == 2
         again.append_metrics(rows(3, by="two"))
         assert written(path)[2:] == [(3, "two")]

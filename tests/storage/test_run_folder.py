@@ -60,11 +60,11 @@ def test_a_held_run_is_refused_and_a_killed_holder_holds_nothing(folder):
     before = contents(folder.path)
     holder = hold(str(folder.path))
     said = rf"run is in use: process {holder.pid} on {re.escape(socket.gethostname())} has trained there since 20\d\d-.*; wait"
-    with pytest.raises(UserError, match=said), folder.held():
+    with pytest.raises(UserError, match=said), folder.hold():
         pass
     holder.kill()
     holder.communicate()
-    with folder.held() as note:
+    with folder.hold() as note:
         assert note == ""
     assert contents(folder.path) == before
 
@@ -73,7 +73,7 @@ def test_a_run_that_has_not_begun_may_be_given_another_config(tmp_path, config):
     """But not while its process runs."""
     folder = RunFolder.open_for_training(tmp_path / "run", config)
     other = replace(config, train=replace(config.train, seed=1))
-    with folder.held(), pytest.raises(UserError, match="is in use"):
+    with folder.hold(), pytest.raises(UserError, match="is in use"):
         RunFolder.open_for_training(folder.path, other)
     assert folder.read_config() == config
     assert RunFolder.open_for_training(folder.path, other).read_config() == other
@@ -95,7 +95,7 @@ def test_a_file_system_without_locks_is_said(folder, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with folder.held() as note:
+    with folder.hold() as note:
         assert note.endswith("run has no locks (Operation not supported): nothing keeps a second process from this run")
 
 

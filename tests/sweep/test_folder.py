@@ -169,7 +169,7 @@ def test_a_damaged_record_is_a_failed_cell_and_named(folder):
 
 def test_a_cell_is_running_while_its_run_is_held(folder):
     begin(folder, folder.read_plan().cells[0].config, None)
-    with folder.run_folder("seed-0").held():
+    with folder.run_folder("seed-0").hold():
         state = folder.state("seed-0")
         assert state.kind == RUNNING and f"process {os.getpid()} on" in state.reason
     assert folder.state("seed-0").kind == WAITING

@@ -36,7 +36,7 @@ import sys
 from mhsh.storage import holder
 from mhsh.storage.run_folder import RunFolder
 holder.REFRESH_SECONDS, holder.DEAD_SECONDS = 0.2, {DEAD}
-with RunFolder.made(sys.argv[1]).held(holder.Watch()):
+with RunFolder.make(sys.argv[1]).hold(holder.Watch()):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -257,7 +257,7 @@ def test_cells_of_one_shape_that_stand_at_one_step_are_trained_together(tmp_path
             yield held, UserError("no room") if held.folder.path.name == names[4] else None
             assert (folder.path / "ends" / f"{held.folder.path.name}.json").exists()
 
-    with holder.held():
+    with holder.hold():
         thread = threading.Thread(target=Worker(folder, every, train, 4).work)
         thread.start()
         while sum(map(len, groups)) < 11:

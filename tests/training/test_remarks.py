@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config, Objective
-from mhsh.storage.outcome import LEFT, ON_PLATEAU, outcome_words, plateau_due, plateau_words
+from mhsh.storage.outcome import LEFT, ON_PLATEAU, outcome_words, plateau_deadline, plateau_words
 from mhsh.training.remarks import Remarks
 from tests.conftest import MakeConfig
 
@@ -47,7 +47,7 @@ def test_a_run_that_stays_on_the_plateau_is_told_once_and_what_to_try(make_confi
 def test_a_task_has_no_unigrams(make_config: MakeConfig, objective: Objective, num_classes: int, known: str) -> None:
     config = make_config("bert", "2l8h")
     config = replace(config, model=replace(config.model, objective=objective, num_classes=num_classes))
-    due, words = plateau_due(config), outcome_words(ON_PLATEAU, config, 0.69)
+    due, words = plateau_deadline(config), outcome_words(ON_PLATEAU, config, 0.69)
     assert plateau_words(config, due, "validation", 0.68, 0.69).startswith(
         f"step {due}: the validation loss 0.680 is not 0.1 below 0.690, that of {known} alone; to try in another --workdir: "
     )

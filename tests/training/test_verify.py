@@ -104,7 +104,7 @@ def test_a_read_that_fails_is_no_damage(folder, monkeypatch, code, reads):
     failures[0] = 99
     with pytest.raises(Unavailable, match="run the same command again"):
         find_damage(epath.Path(folder))
-    outage.answered()
+    outage.note_answer()
 
 
 def test_files_that_are_not_listed_do_no_harm(folder):

@@ -21,10 +21,10 @@ from jax.experimental import multihost_utils
 
 from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.bucket import Refused, is_remote
+from mhsh.storage.bucket import BucketRefusal, is_remote
 from mhsh.storage.files import absolute, make_durable, make_folder, make_name_durable
 from mhsh.storage.outage import TRANSIENT
-from mhsh.storage.questions import entries, exists, is_dir, is_file, names_in
+from mhsh.storage.questions import exists, is_dir, is_file, names_in, paths_in
 from mhsh.storage.run_folder import Counters, committed_steps
 from mhsh.training.checkpoints.verify import (
     Manifest,
@@ -250,7 +250,7 @@ class Checkpoints(StoredCheckpoints):
             return
         if jax.process_index() == 0:
             committed = self._folder / str(self._saving)
-            for path in filter(is_file, entries(committed)):
+            for path in filter(is_file, paths_in(committed)):
                 make_durable(path)
             make_name_durable(committed)
         for step in self.steps()[self._keep :]:
@@ -281,14 +281,14 @@ class Checkpoints(StoredCheckpoints):
     def _complete(self) -> None:
         """Called by Orbax when all files are written, before it commits the checkpoint."""
         if jax.process_index() == 0:
-            begun = [path for path in entries(self._folder) if path.name.startswith(f"{self._saving}.orbax-checkpoint-tmp")]
+            begun = [path for path in paths_in(self._folder) if path.name.startswith(f"{self._saving}.orbax-checkpoint-tmp")]
             [unfinished] = begun or [self._folder / str(self._saving)]
             write_file_manifest(unfinished, self._counters)
 
 
 def _raise_passing(error: Exception, what: str) -> None:
     """Raises the error of storage that does not answer, or not to this login, as a line."""
-    if isinstance(error, Refused):
+    if isinstance(error, BucketRefusal):
         raise error
     fails = isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in TRANSIENT)
     if fails or (_PASSES.search(str(error)) and not _FULL.search(str(error))):

@@ -63,7 +63,7 @@ def note_other_file(folder: RunFolder, config: Config, needed: Registry[Any]) ->
     """Says on standard error where the run's entry of that registry is of another file than the one
     that is loaded. Raises UserError where the entry is not loaded.
     """
-    differing = check_recorded(config, folder.recorded(), folder.path, [needed])
+    differing = check_recorded(config, folder.run_record(), folder.path, [needed])
     if differing:
         print(f"mhsh: {differing}: the loaded one is used", file=sys.stderr)
 

@@ -26,10 +26,10 @@ from etils import epath
 from jaxtyping import Array, UInt32
 
 from mhsh.errors import UserError
-from mhsh.storage.bucket import Refused, is_remote
-from mhsh.storage.files import make_durable, parse_object, whole_file
-from mhsh.storage.outage import TRANSIENT, retried
-from mhsh.storage.questions import entries, exists, is_dir, is_file
+from mhsh.storage.bucket import BucketRefusal, is_remote
+from mhsh.storage.files import make_durable, parse_object, read_small_file
+from mhsh.storage.outage import TRANSIENT, retry
+from mhsh.storage.questions import exists, is_dir, is_file, paths_in
 from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
@@ -111,7 +111,7 @@ def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
 
     Files in `folder` itself are Orbax's record of the save. Orbax still changes them afterwards.
     """
-    names = [name for item in filter(is_dir, entries(folder)) for name in _files(item)]
+    names = [name for item in filter(is_dir, paths_in(folder)) for name in _files(item)]
     if counters is not None:
         (folder / COUNTERS_FILE).write_text(json.dumps(counters._asdict()) + "\n")
         names.append(COUNTERS_FILE)
@@ -128,7 +128,7 @@ def find_damage(folder: epath.Path) -> str | None:
     Raises UserError where a bucket is not for this login. Raises Unavailable where the storage does
     not answer, which says nothing of the files.
     """
-    return _damage(folder) if is_remote(folder) else retried(lambda: _damage(folder), folder)
+    return _damage(folder) if is_remote(folder) else retry(lambda: _damage(folder), folder)
 
 
 def _damage(folder: epath.Path) -> str | None:
@@ -146,7 +146,7 @@ def _damage(folder: epath.Path) -> str | None:
         for name, entry in listed.items():
             if _size_and_digest(folder / name) != entry:
                 return f"{name} is not what was saved"
-    except Refused:
+    except BucketRefusal:
         raise
     except OSError as error:
         if error.errno in TRANSIENT and not is_remote(folder):
@@ -163,7 +163,7 @@ def _listed_files(path: epath.Path) -> Manifest:
     """The entries of a files.json; raises where it is none."""
     if not is_file(path):
         raise ValueError("it is not a regular file")
-    listed: Manifest = parse_object(whole_file(path), str(path))
+    listed: Manifest = parse_object(read_small_file(path), str(path))
     for name, entry in listed.items():
         if set(entry) != {"bytes", "sha256"} or any(part in ("", ".", "..") for part in name.split("/")):
             raise ValueError(f"{name!r} is not a name of a file in the checkpoint")
@@ -180,7 +180,7 @@ def _is_inside(path: epath.Path, folder: epath.Path) -> bool:
 
 def _files(folder: epath.Path) -> Iterator[str]:
     """The files below a folder, by their path from the parent folder."""
-    for path in entries(folder):
+    for path in paths_in(folder):
         below = _files(path) if is_dir(path) else [path.name]
         yield from (f"{folder.name}/{name}" for name in below)
 
