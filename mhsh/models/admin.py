@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.build import MODELS, by_xla
+from mhsh.models.build import MODELS, xla_config
 from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.sublayer import Sublayer
@@ -59,7 +59,7 @@ def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, F
     Encoder and decoder each start at omega = 1 (arXiv 2004.08249, section 4.2). Pure and jittable;
     on a mesh the variances are over the global batch. `params` are those of the Admin model.
     """
-    model = MODELS[config.objective](by_xla(config), AdminProfile)
+    model = MODELS[config.objective](xla_config(config), AdminProfile)
     _, collected = model.apply({"params": params}, batch, None, mutable=["omega"])
     stacks: Any = collected["omega"]
     return {

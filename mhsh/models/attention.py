@@ -17,7 +17,7 @@ from mhsh.models.dropout import Seed, Seeds, dropout, split_seeds
 from mhsh.models.kernels import attention as fused
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import HeadNorm, Rotation, linear, rotate
-from mhsh.models.saved import saved
+from mhsh.models.saved import mark_saved
 from mhsh.models.sublayer import Branch, SublayerModule
 
 # The most negative finite number instead of -inf: a query with no key to attend to (padding) stays
@@ -77,7 +77,7 @@ class MultiHeadAttention(SublayerModule):
         config = self.config
         if not self.is_initializing():  # which traces rows of any length, on any device
             seed, out_seed = split_seeds(seeds, 2)
-            if takes_kernels(config) and not fused.uncovered(config):
+            if takes_kernels(config) and not fused.attention_obstacle(config):
                 return self._out(self._attend_fused(x, source, mask, seed, rotation), out_seed)
         return self.attend(*self._project_all(x, source, rotation), mask.dense, seeds)
 
@@ -106,7 +106,7 @@ class MultiHeadAttention(SublayerModule):
         mask: Bool[Array, "B 1 T S"],
         seeds: Seeds,
     ) -> Branch:
-        """As `branch` with projected queries, keys and values, always by XLA."""
+        """The branch of queries, keys and values that are projected already, always by XLA."""
         config = self.config
         probabilities_seed, out_seed = split_seeds(seeds, 2)
         if config.num_kv_heads:
@@ -117,19 +117,19 @@ class MultiHeadAttention(SublayerModule):
         # With the factors in the other order XLA's CPU backend takes three times as long where T is
         # small.
         context = jnp.einsum("BSNH,BNTS->BTNH", value, probabilities)
-        return self._out(saved(context, "context"), out_seed)
+        return self._out(mark_saved(context, "context"), out_seed)
 
     def project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """The queries of `x`, divided by sqrt(H)."""
-        return _normed(self.query_norm, self._project(x, self.query_kernel, self.query_bias)) * self.config.head_dim**-0.5
+        return _normalize_heads(self.query_norm, self._project(x, self.query_kernel, self.query_bias)) * self.config.head_dim**-0.5
 
     def project_key(self, source: Float[Array, "B S D"]) -> Float[Array, "B S G H"]:
         """The keys of `source`."""
-        return _normed(self.key_norm, self._project(source, self.key_kernel, self.key_bias))
+        return _normalize_heads(self.key_norm, self._project(source, self.key_kernel, self.key_bias))
 
     def project_value(self, source: Float[Array, "B S D"]) -> Float[Array, "B S G H"]:
         """The values of `source`."""
-        return _normed(self.value_norm, self._project(source, self.value_kernel, self.value_bias))
+        return _normalize_heads(self.value_norm, self._project(source, self.value_kernel, self.value_bias))
 
     def _project_all(
         self, x: Float[Array, "B T D"], source: Float[Array, "B S D"] | None, rotation: Rotation | None
@@ -141,7 +141,7 @@ class MultiHeadAttention(SublayerModule):
         else:
             norms = (self.query_norm, self.key_norm, self.value_norm)
             parts = jnp.unstack(self._project_jointly(x), axis=2)
-            query, key, value = (_normed(norm, part) for norm, part in zip(norms, parts, strict=True))
+            query, key, value = (_normalize_heads(norm, part) for norm, part in zip(norms, parts, strict=True))
             query = query * self.config.head_dim**-0.5
         return rotate(query, rotation), rotate(key, rotation), value
 
@@ -156,7 +156,7 @@ class MultiHeadAttention(SublayerModule):
         dtype = jnp.dtype(self.config.compute_dtype)
         kernels = jnp.stack([self.query_kernel, self.key_kernel, self.value_kernel], axis=1).astype(dtype)
         biases = jnp.stack([self.query_bias, self.key_bias, self.value_bias]).astype(dtype)
-        return saved(jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases, "projected")
+        return mark_saved(jnp.einsum("BTD,DPNH->BTPNH", x.astype(dtype), kernels) + biases, "projected")
 
     def _softmax(self, scores: Float[Array, "*axes S"]) -> Float[Array, "*axes S"]:
         # mhsh/probes/coverage.py intercepts the call.
@@ -174,10 +174,10 @@ class MultiHeadAttention(SublayerModule):
     ) -> Float[Array, "B T N H"]:
         dtype = jnp.dtype(self.config.compute_dtype)
         projected = jnp.einsum("BTD,DNH->BTNH", x.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
-        return saved(projected, "projected")
+        return mark_saved(projected, "projected")
 
 
-def _normed(norm: HeadNorm | None, projected: Float[Array, "B S N H"]) -> Float[Array, "B S N H"]:
+def _normalize_heads(norm: HeadNorm | None, projected: Float[Array, "B S N H"]) -> Float[Array, "B S N H"]:
     return projected if norm is None else norm(projected)
 
 

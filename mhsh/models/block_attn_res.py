@@ -53,24 +53,24 @@ class BlockAttnRes(Residual):
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
-        return _attended(config, stack, stream, "output_weights")
+        return _attend_blocks(config, stack, stream, "output_weights")
 
     @classmethod
     def total(cls, stream: Stream) -> Float[Array, "B T D"]:
         return stream.carried.blocks.sum(axis=0) + stream.x
 
     @classmethod
-    def left_out(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
+    def skip_layer(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
         """The sublayers add nothing to their blocks."""
         del after
         for _ in SUBLAYERS[stack.name]:
-            before = _extended(config, stack, before, jnp.zeros_like(before.x))
+            before = _add_output(config, stack, before, jnp.zeros_like(before.x))
         return before
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        h = _attended(self.config, self.stack, stream, "weights")
-        return _extended(self.config, self.stack, stream, sublayer(LayerNorm(self.config, name="norm")(h)))
+        h = _attend_blocks(self.config, self.stack, stream, "weights")
+        return _add_output(self.config, self.stack, stream, sublayer(LayerNorm(self.config, name="norm")(h)))
 
 
 class BlockWeights(Weights):
@@ -99,13 +99,13 @@ def block_size(config: ModelConfig, stack: Stack) -> int:
     return -(-stack.num_sublayers // min(config.residual_blocks, stack.num_sublayers))
 
 
-def _attended(config: ModelConfig, stack: Stack, stream: Stream, name: str) -> Float[Array, "B T D"]:
+def _attend_blocks(config: ModelConfig, stack: Stack, stream: Stream, name: str) -> Float[Array, "B T D"]:
     """The weighted sum of the blocks, by weights of that name in the module that calls."""
     weights = BlockWeights(config, stack, name=name)(stream).astype(stream.x.dtype)
     return jnp.einsum("NBT,NBTD->BTD", weights[:-1], stream.carried.blocks) + weights[-1][:, :, None] * stream.x
 
 
-def _extended(config: ModelConfig, stack: Stack, stream: Stream, output: Float[Array, "B T D"]) -> Stream:
+def _add_output(config: ModelConfig, stack: Stack, stream: Stream, output: Float[Array, "B T D"]) -> Stream:
     """The stream after a sublayer with this output. Where one begins a block, the stream is a whole
     block (or the stack's input) and joins the others.
     """

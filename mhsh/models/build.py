@@ -12,8 +12,8 @@ from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import ModelConfig
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
-from mhsh.models.kernels.attention import uncovered
-from mhsh.models.kernels.select import obstacle
+from mhsh.models.kernels.attention import attention_obstacle
+from mhsh.models.kernels.select import mesh_obstacle
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs
 
@@ -41,23 +41,26 @@ def build_model(config: ModelConfig) -> Model:
     return MODELS[config.objective](config, SCHEMES[config.residual].residual)
 
 
-def by_xla(config: ModelConfig) -> ModelConfig:
+def xla_config(config: ModelConfig) -> ModelConfig:
     """The config without kernels of our own, which are for training: XLA computes the same function
     of the same parameters, on any device.
     """
     return replace(config, kernels="xla")
 
 
-def left_to_xla(config: ModelConfig) -> str:
-    """In a line, what of the model XLA computes on the current mesh though `model.kernels` is
-    `fused`, and why; empty: nothing, or it is not.
+def describe_fallbacks(config: ModelConfig) -> str:
+    """The parts of the model that XLA computes on the current mesh though `model.kernels` is
+    `fused`, and why, in a line; empty: there are none, or it is not `fused`.
     """
     if config.kernels != "fused":
         return ""
-    everything = obstacle()
+    everything = mesh_obstacle()
     parts = {"everything": everything}
     if not everything:
-        parts = {"attention": uncovered(config), "sums with the stream": SCHEMES[config.residual].residual.uncovered(config)}
+        parts = {
+            "attention": attention_obstacle(config),
+            "sums with the stream": SCHEMES[config.residual].residual.kernel_obstacle(config),
+        }
     left = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
     return f"model.kernels = fused: XLA computes {'; '.join(left)}" if left else ""
 
@@ -66,7 +69,7 @@ def boxed_parameters(config: ModelConfig) -> Any:
     """The parameter tree as shapes and dtypes, boxed with their logical axis names. Allocates
     nothing.
     """
-    return _boxed_parameters(replace(by_xla(config), remat_policy="none"))  # which change no parameter
+    return _boxed_parameters(replace(xla_config(config), remat_policy="none"))  # which change no parameter
 
 
 @functools.cache  # tracing takes a third of a second

@@ -50,7 +50,7 @@ class Flops(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The FLOPs of layers and heads."""
         return sum(self)
 
 
@@ -131,7 +131,7 @@ def parameter_counts(model: ModelConfig) -> dict[str, int]:
     """
     params = parameter_shapes(model)
     stacks = {stack: params.get(stack, {}) for stack in SUBLAYERS}
-    omega = {stack: _size(_omega(part)) for stack, part in stacks.items()}
+    omega = {stack: _size(_omega_leaves(part)) for stack, part in stacks.items()}
     counts = {stack: _size(part) - omega[stack] for stack, part in stacks.items()} | {
         "omega": sum(omega.values()),
         "embeddings": _size(params["embeddings"]),
@@ -140,7 +140,7 @@ def parameter_counts(model: ModelConfig) -> dict[str, int]:
     return counts | {"total": sum(counts.values())}
 
 
-def _omega(tree: Any) -> list[Any]:
+def _omega_leaves(tree: Any) -> list[Any]:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return [leaf for path, leaf in paths if getattr(path[-1], "key", None) == "omega"]
 

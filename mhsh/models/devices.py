@@ -1,4 +1,4 @@
-"""Where a model runs: the devices, and the shards of the batch on them."""
+"""The devices that a model runs on, and the shards of the batch on them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def dropout(x: Float[Array, "*rows C"], rate: float, seed: Seed) -> Float[Array,
     may have a shard along the first axis. So it is the same on every mesh. The backward pass
     recomputes it.
     """
-    return x if seed is None or rate == 0.0 else _dropped(x, seed, rate)
+    return x if seed is None or rate == 0.0 else _drop_by_hash(x, seed, rate)
 
 
 def subkeys(key: DropoutKey, count: int) -> tuple[DropoutKey, ...]:
@@ -61,11 +61,11 @@ def split_seeds(seeds: Seeds, count: int) -> tuple[Seeds, ...]:
 def row_states(
     seed: UInt32[Array, 2] | tuple[Array, Array], rows: UInt32[Array, "*rows"]
 ) -> tuple[UInt32[Array, "*rows"], UInt32[Array, "*rows"]]:
-    """64 bits for each row, from the rows' numbers; `keep` mixes them with the columns."""
-    return _mixed(_mixed(rows + seed[0]) ^ seed[1]), _mixed(_mixed(rows ^ seed[1]) + seed[0])
+    """64 bits for each row, from the rows' numbers; `keep_mask` mixes them with the columns."""
+    return _mix(_mix(rows + seed[0]) ^ seed[1]), _mix(_mix(rows ^ seed[1]) + seed[0])
 
 
-def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: float) -> Array:
+def keep_mask(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: float) -> Array:
     """The elements that are kept, from the states of their rows and the numbers of their columns,
     broadcast against each other.
 
@@ -74,7 +74,7 @@ def keep(states: tuple[Array, Array], columns: UInt32[Array, "*#axes"], rate: fl
     XLA fuses this uint32 arithmetic into the loop that uses the mask.
     """
     first, second = states
-    return _mixed(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(_threshold(rate))
+    return _mix(first + columns * jnp.uint32(0x9E3779B9), second) >= jnp.uint32(_threshold(rate))
 
 
 def kept_scale(rate: float) -> float:
@@ -94,7 +94,7 @@ def _threshold(rate: float) -> int:
     return min(round(rate * 2**32), 2**32 - 1)
 
 
-def _mixed(word: Array, added: Array | int = 0) -> Array:
+def _mix(word: Array, added: Array | int = 0) -> Array:
     """The hash; `added` is added half-way."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = ((word ^ (word >> 15)) + added) * jnp.uint32(0x846CA68B)
@@ -102,22 +102,22 @@ def _mixed(word: Array, added: Array | int = 0) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dropped(x: Float[Array, "*rows C"], seed: Array, rate: float) -> Float[Array, "*rows C"]:
+def _drop_by_hash(x: Float[Array, "*rows C"], seed: Array, rate: float) -> Float[Array, "*rows C"]:
     *lead, num_columns = x.shape
     rows = jnp.broadcast_to(shard_index() * jnp.uint32(math.prod(lead)), (*lead, 1))
     for axis in range(len(lead)):
         stride = math.prod(lead[axis + 1 :])
         rows = rows + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis) * jnp.uint32(stride)
     columns = jax.lax.broadcasted_iota(jnp.uint32, (*(1 for _ in lead), num_columns), len(lead))
-    return drop(x, keep(row_states(seed, rows), columns, rate), rate)
+    return drop(x, keep_mask(row_states(seed, rows), columns, rate), rate)
 
 
 def _forward(x: Float[Array, "*rows C"], seed: Array, rate: float) -> tuple[Array, Array]:
-    return _dropped(x, seed, rate), seed
+    return _drop_by_hash(x, seed, rate), seed
 
 
 def _backward(rate: float, seed: Array, gradient: Float[Array, "*rows C"]) -> tuple[Array, None]:
-    return _dropped(gradient, seed, rate), None
+    return _drop_by_hash(gradient, seed, rate), None
 
 
-_dropped.defvjp(_forward, _backward)
+_drop_by_hash.defvjp(_forward, _backward)

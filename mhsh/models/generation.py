@@ -52,7 +52,7 @@ def empty_cache(config: ModelConfig, rows: int, places: int, *layers: int) -> KV
     return KVCache(key, jnp.zeros((*shape, places, config.head_dim), config.compute_dtype))
 
 
-def _projected(attention: MultiHeadAttention, source: Float[Array, "B S D"], turns: Rotation | None = None) -> KVCache:
+def _project_cache(attention: MultiHeadAttention, source: Float[Array, "B S D"], turns: Rotation | None = None) -> KVCache:
     """The keys and values of `source`."""
     key, value = rotate(attention.project_key(source), turns), attention.project_value(source)
     rows, places, heads, width = key.shape
@@ -73,7 +73,7 @@ def _attend(
     return attention.attend(rotate(attention.project_query(x), turns), key, value, mask, None).output(0.0)
 
 
-def _caching(
+def _cached_attention(
     attention: MultiHeadAttention,
     cache: KVCache,
     place: Int[Array, ""],
@@ -88,7 +88,7 @@ def _caching(
     extended: list[KVCache] = []
 
     def sublayer(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        new = _projected(attention, x, turns)
+        new = _project_cache(attention, x, turns)
         key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=2)
         extended.append(KVCache(key, jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=1)))
         return _attend(attention, x, extended[0], mask, turns)
@@ -125,7 +125,7 @@ def encode(model: Seq2Seq, params: Any, batch: Batch) -> EncoderMemory:
     layer: Any = DecoderLayer(model.config, model.residual)
 
     def project(params: Any) -> KVCache:
-        return layer.apply({"params": params}, method=lambda layer: _projected(layer.cross_attention, source))
+        return layer.apply({"params": params}, method=lambda layer: _project_cache(layer.cross_attention, source))
 
     layers = jax.lax.map(project, params["decoder"]["layers"])
     return EncoderMemory(_unstack(layers, model.config.num_decoder_layers), jnp.asarray(batch["inputs_segmentation"]) > 0)
@@ -142,7 +142,7 @@ def decoding_params(config: ModelConfig, params: Any) -> Any:
 
 
 def extend_caches(caches: tuple[KVCache, ...], num_hypotheses: int, max_length: int) -> tuple[KVCache, ...]:
-    """The same keys and values with room for T = max_length positions, at least as many as now."""
+    """The caches with room for T = max_length positions, which are no fewer than they have now."""
     added = (0, max_length * num_hypotheses - caches[0].key.shape[2])
     key_pads, value_pads = ((0, 0), (0, 0), added), ((0, 0), added, (0, 0))
     return tuple(KVCache(jnp.pad(key, key_pads), jnp.pad(value, value_pads)) for key, value in caches)
@@ -194,7 +194,7 @@ def _decoder_step(
     """DecoderLayer.__call__ for one new position of K hypotheses instead of T positions."""
     beam = ancestry_mask.shape[1]
     self_mask = ancestry_mask.reshape(*ancestry_mask.shape[:2], -1)[:, None]
-    self_attention, extended = _caching(layer.self_attention, cache, position * beam, self_mask)
+    self_attention, extended = _cached_attention(layer.self_attention, cache, position * beam, self_mask)
     stream = layer.self_attention_residual(stream, self_attention)
     stream = layer.cross_attention_residual(stream, lambda x: _attend(layer.cross_attention, x, source, cross_mask))
     return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]
@@ -213,7 +213,7 @@ class Sampling(NamedTuple):
     allowed: Bool[Array, " V"]  # the tokens that may be drawn, the end mark among them
 
 
-class Continued(NamedTuple):
+class Continuation(NamedTuple):
     """The continuation of each prompt: the first `lengths` of `tokens`. The end mark is not
     counted.
     """
@@ -224,7 +224,7 @@ class Continued(NamedTuple):
 
 def generate(
     model: Bert, params: Any, batch: Batch, sampling: Sampling, *, room: int, end: int | None, top_k: int = 0
-) -> Continued:
+) -> Continuation:
     """The tokens after each prompt, until the token `end` is drawn or the limit is reached.
 
     Prompts are padded on the right to T tokens. What follows them has the places after the padding,
@@ -264,7 +264,7 @@ def generate(
     nothing = jnp.zeros((rows, room), jnp.int32), jnp.zeros(rows, jnp.int32), limits > 0
     start = (jnp.int32(0), next_logits(model, params, last), caches, *nothing)
     _, _, _, written, counts, _ = jax.lax.while_loop(lambda carry: carry[-1].any(), write, start)
-    return Continued(written, counts)
+    return Continuation(written, counts)
 
 
 def unrolls(config: ModelConfig, params: Any) -> bool:
@@ -312,8 +312,8 @@ def advance(
     layer: Any = EncoderLayer(model.config, model.residual)
     turns = rotation(model.config, positions)
 
-    def through(stream: Stream, of_layer: tuple[Any, KVCache]) -> tuple[Stream, KVCache]:
-        layer_params, cache = of_layer
+    def apply_layer(stream: Stream, layer_state: tuple[Any, KVCache]) -> tuple[Stream, KVCache]:
+        layer_params, cache = layer_state
         return layer.apply({"params": layer_params}, stream, cache, place, mask[:, None], turns, method=_encoder_step)
 
     stack = encoder_stack(model.config)
@@ -321,12 +321,12 @@ def advance(
     layers = params["encoder"]["layers"]
     if isinstance(layers, tuple):
         extended = []
-        for of_layer in zip(layers * model.config.loops, caches, strict=True):
-            stream, cache = through(stream, of_layer)
+        for layer_state in zip(layers * model.config.loops, caches, strict=True):
+            stream, cache = apply_layer(stream, layer_state)
             extended.append(cache)
         caches = tuple(extended)
     else:
-        stream, caches = jax.lax.scan(lambda stream, caches: jax.lax.scan(through, stream, (layers, caches)), stream, caches)
+        stream, caches = jax.lax.scan(lambda stream, caches: jax.lax.scan(apply_layer, stream, (layers, caches)), stream, caches)
     end: Any = _End(model.config, model.residual, stack)
     return end.apply({"params": params["encoder"]}, stream), caches
 
@@ -346,6 +346,6 @@ def _encoder_step(
     turns: Rotation | None,
 ) -> tuple[Stream, KVCache]:
     """EncoderLayer.__call__ with the keys and values of earlier tokens cached."""
-    attention, extended = _caching(layer.attention, cache, place, mask, turns)
+    attention, extended = _cached_attention(layer.attention, cache, place, mask, turns)
     stream = layer.attention_residual(stream, attention)
     return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]

@@ -20,7 +20,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import current_platform
 from mhsh.models.dropout import Seeds, dropout, split_seeds
 from mhsh.models.parameters import AXES, KERNELS, Kernel
-from mhsh.models.saved import saved
+from mhsh.models.saved import mark_saved
 from mhsh.models.sublayer import Branch, SublayerModule
 
 BERT_STDDEV = 0.02
@@ -30,13 +30,13 @@ LONGEST_WAVELENGTH = 10_000.0  # over 2 pi, in positions
 def kernel_init(config: ModelConfig, kernel: Kernel, gain: float = 1.0) -> Initializer:
     """The initialiser of a kernel.
 
-    `bert`: normal of deviation 0.02, truncated at two deviations (Devlin et al. 2018). `xavier`:
-    uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010). `fairseq`: the same,
-    where a kernel is one of several that are one matrix there. The code of Admin's authors
-    (github.com/LiyuanLucasLiu/Transformer-Clinic at 70f72b7, fairseq/fairseq) draws queries, keys
-    and values as one matrix [3D,D] (modules/multihead_attention.py, lines 42 and 78), the output
-    matrix by itself (line 84), and each feed-forward matrix by itself
-    (modules/transformer_layer.py, line 690).
+    `bert`: normal of deviation 0.02, truncated at two deviations (Devlin et al. 2018).
+    `xavier`: uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010).
+    `fairseq`: as `xavier`, where a kernel is one of several that are one matrix there. The code
+    of Admin's authors (github.com/LiyuanLucasLiu/Transformer-Clinic at 70f72b7,
+    fairseq/fairseq) draws queries, keys and values as one matrix [3D,D]
+    (modules/multihead_attention.py, lines 42 and 78), the output matrix by itself (line 84),
+    and each feed-forward matrix by itself (modules/transformer_layer.py, line 690).
 
     Where model.fans = ungrouped, heads and feed-forward units count as in the layer that was
     regrouped. Then what the layers of a group add is what that layer would have added.
@@ -185,7 +185,7 @@ class LayerNorm(nn.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         config = self.config
-        normed = _normalized(x.astype(jnp.float32), config.layer_norm_epsilon, config.norm == "layer")
+        normed = _normalize_rows(x.astype(jnp.float32), config.layer_norm_epsilon, config.norm == "layer")
         return (normed * self.scale + self.bias).astype(config.residual_dtype)
 
 
@@ -202,7 +202,7 @@ class HeadNorm(nn.Module):
         config = self.config
         init = nn.with_logical_partitioning(nn.initializers.ones, ("head_dim",))
         scale = jnp.asarray(self.param("scale", init, (config.head_dim,)))
-        normed = _normalized(x.astype(jnp.float32), config.layer_norm_epsilon, config.norm == "layer")
+        normed = _normalize_rows(x.astype(jnp.float32), config.layer_norm_epsilon, config.norm == "layer")
         return (normed * scale).astype(config.compute_dtype)
 
 
@@ -221,7 +221,7 @@ def normalize(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _normalized(x: Float[Array, "*rows D"], epsilon: float, centre: bool) -> Float[Array, "*rows D"]:
+def _normalize_rows(x: Float[Array, "*rows D"], epsilon: float, centre: bool) -> Float[Array, "*rows D"]:
     """Each row minus its mean, divided by its deviation; without `centre` divided by its root mean
     square.
 
@@ -230,12 +230,12 @@ def _normalized(x: Float[Array, "*rows D"], epsilon: float, centre: bool) -> Flo
     return normalize(x, epsilon, centre)[0]
 
 
-def _normalized_forward(x: Array, epsilon: float, centre: bool) -> tuple[Array, tuple[Array, Array]]:
+def _normalize_rows_forward(x: Array, epsilon: float, centre: bool) -> tuple[Array, tuple[Array, Array]]:
     normed, inverse = normalize(x, epsilon, centre)
     return normed, (normed, inverse)
 
 
-def _normalized_backward(epsilon: float, centre: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+def _normalize_rows_backward(epsilon: float, centre: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
     del epsilon
     normed, inverse = saved
     projection = jnp.mean(gradient * normed, axis=-1, keepdims=True)
@@ -243,10 +243,10 @@ def _normalized_backward(epsilon: float, centre: bool, saved: tuple[Array, Array
     return (inverse * (centred - normed * projection),)
 
 
-_normalized.defvjp(_normalized_forward, _normalized_backward)
+_normalize_rows.defvjp(_normalize_rows_forward, _normalize_rows_backward)
 
 
-def _keeping_input(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _save_input_only(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """`activation` with a backward pass that keeps only its argument and recomputes the derivative.
 
     JAX would keep three arrays of the hidden layer's size; recomputing costs no measurable time.
@@ -266,10 +266,10 @@ def _keeping_input(activation: Callable[[Array], Array]) -> Callable[[Array], Ar
 ACTIVATIONS = {
     # jax.nn.gelu uses erfc, which XLA's CPU backend expands into seven passes; PyTorch uses erf
     # too. In fp32 the two differ by at most 3e-7.
-    "gelu": _keeping_input(lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))),
-    "gelu_tanh": _keeping_input(functools.partial(jax.nn.gelu, approximate=True)),
+    "gelu": _save_input_only(lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))),
+    "gelu_tanh": _save_input_only(functools.partial(jax.nn.gelu, approximate=True)),
     "relu": jax.nn.relu,
-    "silu": _keeping_input(jax.nn.silu),
+    "silu": _save_input_only(jax.nn.silu),
 }
 
 
@@ -295,11 +295,11 @@ class FeedForward(SublayerModule):
         hidden_seed, out_seed = split_seeds(seeds, 2)
         dtype = jnp.dtype(config.compute_dtype)
         up, up_bias, down = (each.astype(dtype) for each in (self.up_kernel, self.up_bias, self.down_kernel))
-        hidden = saved(_product(x.astype(dtype), up) + up_bias, "hidden")
+        hidden = mark_saved(_product(x.astype(dtype), up) + up_bias, "hidden")
         activation = ACTIVATIONS[config.activation]
         if config.mlp == "gated":
             gate = _product(x.astype(dtype), self.gate_kernel.astype(dtype)) + self.gate_bias.astype(dtype)
-            hidden = activation(saved(gate, "hidden")) * hidden
+            hidden = activation(mark_saved(gate, "hidden")) * hidden
         else:
             hidden = activation(hidden)
         hidden = dropout(hidden, config.mlp_dropout, hidden_seed)

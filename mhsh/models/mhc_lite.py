@@ -104,12 +104,12 @@ class StreamWeights(Weights):
 
 
 def permutation_matrices(size: int) -> Float[np.ndarray, "permutations size size"]:
-    """All of them, the identity first."""
+    """All permutations of `size` elements as matrices, the identity first."""
     return np.eye(size, dtype=np.float32)[list(itertools.permutations(range(size)))]
 
 
 def _mixing_bias(streams: int, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """An initialiser: of what is added to the logits."""
+    """An initialiser of the bias that is added to the logits."""
     weights = jnp.full(streams, _OTHER).at[jax.random.randint(key, (), 0, streams)].set(_CHOSEN)
     permutations = jnp.full(shape[0] - 2 * streams, _NOT_IDENTITY).at[0].set(0.0)
     return jnp.concatenate([weights, weights, permutations]).astype(dtype)

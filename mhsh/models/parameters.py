@@ -84,12 +84,12 @@ def is_kernel(path: str) -> bool:
     return path.endswith("kernel")
 
 
-def has_decay(path: str, of_scheme: Mapping[str, bool]) -> bool | None:
+def has_decay(path: str, scheme_decay: Mapping[str, bool]) -> bool | None:
     """Whether a parameter has weight decay, where the residual scheme decides about names of its
     own; None where nothing says so.
     """
-    if (name := path.rpartition("/")[2]) in of_scheme:
-        return of_scheme[name]
+    if (name := path.rpartition("/")[2]) in scheme_decay:
+        return scheme_decay[name]
     return next((decays for pattern, decays in DECAYED_PARAMETERS.items() if re.search(pattern, path)), None)
 
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.kernels.residual import add_and_norm, copies, uncovered
+from mhsh.models.kernels.residual import add_and_norm, copies, join_obstacle
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import LayerNorm
 from mhsh.models.sublayer import ModuleSublayer, Sublayer
@@ -46,12 +46,14 @@ class Residual(nn.Module):
     @classmethod
     def is_fused(cls, config: ModelConfig) -> bool:
         """Whether kernels add to the stream (mhsh/models/kernels)."""
-        return takes_kernels(config) and not cls.uncovered(config)
+        return takes_kernels(config) and not cls.kernel_obstacle(config)
 
     @classmethod
-    def uncovered(cls, config: ModelConfig) -> str:
-        """Why no kernel adds to the stream of a model with this scheme; empty: one does."""
-        return uncovered(config) if vars(cls).get("fused") else f"model.residual = {config.residual} has no kernel"
+    def kernel_obstacle(cls, config: ModelConfig) -> str:
+        """The reason why no kernel adds to the stream of a model with this scheme; empty: a kernel
+        does.
+        """
+        return join_obstacle(config) if vars(cls).get("fused") else f"model.residual = {config.residual} has no kernel"
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
@@ -67,7 +69,7 @@ class Residual(nn.Module):
         return stream.x
 
     @classmethod
-    def left_out(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
+    def skip_layer(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
         """The stream after a layer that it passes by; `after` is the one that it would leave."""
         del config, stack
         return Stream(before.x, after.carried)
@@ -111,9 +113,9 @@ class NormedSum(Residual):
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         weight = self.fixed_weight(self.stack)
         assert weight is not None, "a scheme that trains omega says so itself"
-        return self.weighted(weight, stream, sublayer)
+        return self.add_sublayer(weight, stream, sublayer)
 
-    def weighted(self, weight: Float[Array, " D"] | float, stream: Stream, sublayer: Sublayer) -> Stream:
+    def add_sublayer(self, weight: Float[Array, " D"] | float, stream: Stream, sublayer: Sublayer) -> Stream:
         """The stream after a sublayer."""
         x, norm, config = stream.x, self.norm, self.config
         if not self.is_fused(config):

@@ -1,4 +1,4 @@
-"""What the backward pass finds saved of a layer, by name; it recomputes everything else."""
+"""The values of a layer that the backward pass finds saved, by name; it recomputes all others."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from jaxtyping import Array
 _saver: contextvars.ContextVar[Callable[[Array], Array] | None] = contextvars.ContextVar("saver", default=None)
 
 
-def saved(value: Array, name: str) -> Array:
-    """`value`, under the name by which REMAT_POLICIES choose. `recorded` and `replayed` take all
-    such values.
+def mark_saved(value: Array, name: str) -> Array:
+    """`value`, under the name by which REMAT_POLICIES choose. `record_saved` and `replay_saved`
+    take all such values.
     """
     saver = _saver.get()
     return checkpoint_name(value, name) if saver is None else saver(value)
 
 
-def recorded(function: Callable[..., Any]) -> Callable[..., tuple[Any, tuple[Array, ...]]]:
-    """Also returns what is saved of `function`; for jax.vjp, which runs what a derivative saves."""
+def record_saved(function: Callable[..., Any]) -> Callable[..., tuple[Any, tuple[Array, ...]]]:
+    """`function`, which then also returns its saved values: for jax.vjp, which runs what a
+    derivative saves.
+    """
 
     def run(*arguments: Any) -> tuple[Any, tuple[Array, ...]]:
         values: list[Array] = []
@@ -32,27 +34,27 @@ def recorded(function: Callable[..., Any]) -> Callable[..., tuple[Any, tuple[Arr
             values.append(value)
             return value
 
-        with _by(record):
+        with _use_saver(record):
             return function(*arguments), tuple(values)
 
     return run
 
 
-def replayed(function: Callable[..., Any], values: Sequence[Array]) -> Callable[..., Any]:
-    """Finds what `recorded` has returned, in its order, in place of what it would compute.
-    Gradients go the way that they would.
+def replay_saved(function: Callable[..., Any], values: Sequence[Array]) -> Callable[..., Any]:
+    """`function`, which then finds the values that `record_saved` returned, in their order, in
+    place of those that it would compute. Gradients take the way that they would take without it.
     """
 
     def run(*arguments: Any) -> Any:
         following = iter(values)
-        with _by(lambda value: _instead_of(value, next(following))):
+        with _use_saver(lambda value: _replace_value(value, next(following))):
             return function(*arguments)
 
     return run
 
 
 @contextlib.contextmanager
-def _by(saver: Callable[[Array], Array]) -> Iterator[None]:
+def _use_saver(saver: Callable[[Array], Array]) -> Iterator[None]:
     token = _saver.set(saver)
     try:
         yield
@@ -61,9 +63,9 @@ def _by(saver: Callable[[Array], Array]) -> Iterator[None]:
 
 
 @jax.custom_vjp
-def _instead_of(computed: Array, found: Array) -> Array:
+def _replace_value(computed: Array, found: Array) -> Array:
     del computed
     return found
 
 
-_instead_of.defvjp(lambda _, found: (found, None), lambda _, gradient: (gradient, None))
+_replace_value.defvjp(lambda _, found: (found, None), lambda _, gradient: (gradient, None))

@@ -21,26 +21,26 @@ from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.dropout import Seeds
-from mhsh.models.kernels.join import InScan, Join, Kept, Operands, backward, empty_sums, first_row, forward, join_of
+from mhsh.models.kernels.join import Join, Operands, SavedNorm, ScanPlace, backward, empty_sums, first_row, forward, make_join
 from mhsh.models.residual import NormedSum, Residual, Stream
-from mhsh.models.saved import recorded, replayed
+from mhsh.models.saved import record_saved, replay_saved
 from mhsh.models.sublayer import Branch
 from mhsh.models.types import SUBLAYERS, encoder_stack
 from mhsh.models.vectors import Packing, Path, pack, unpack
 
 
 def covers(config: ModelConfig, residual: type[Residual]) -> bool:
-    """Whether the encoder of a model is computed so."""
+    """Whether this scan computes the encoder of a model."""
     all_vectors = config.bias and config.norm == "layer"  # side by side, as a kernel reads them
     once = config.remat_policy == "projections" and config.loops == 1
     return issubclass(residual, NormedSum) and residual.is_fused(config) and all_vectors and once
 
 
-def scanned(layer: Any, packing: Packing, num_layers: int, unroll: int) -> Any:
+def scan_packed_layers(layer: Any, packing: Packing, num_layers: int, unroll: int) -> Any:
     """The module class of copies of `layer` over packed parameters. It is called as an nn.scan of
     it is, with `unroll` layers in one iteration, or the next number below that divides them.
     """
-    together = max(count for count in range(1, unroll + 1) if num_layers % count == 0)
+    unroll = max(count for count in range(1, unroll + 1) if num_layers % count == 0)
 
     class Scanned(nn.Module):
         config: Any
@@ -50,28 +50,30 @@ def scanned(layer: Any, packing: Packing, num_layers: int, unroll: int) -> Any:
         def __call__(self, stream: Stream, seeds: Seeds, context: Any) -> tuple[Stream, None]:
             one = layer(self.config, self.residual, parent=None)
             weight = self.residual.fixed_weight(encoder_stack(self.config))
-            layers = _Layers(one, packing, together, join_of(self.config, weight, seeds is not None))
-            return Stream(_over_layers(layers, dict(self.variables["params"]), stream.x, seeds, context), None), None
+            layers = _Layers(one, packing, unroll, make_join(self.config, weight, seeds is not None))
+            return Stream(_apply_layers(layers, dict(self.variables["params"]), stream.x, seeds, context), None), None
 
     return Scanned
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layers:
-    """What is the same for all layers."""
+    """The module, packing and join that all layers share."""
 
     layer: Any  # a module
     packing: Packing
-    together: int  # layers in an iteration
+    unroll: int  # layers in an iteration
     plain: Join  # of a sublayer, wherever it is
 
     @functools.cached_property
     def joins(self) -> dict[str, tuple[Join, list[Path]]]:
-        """By sublayer, with the paths of its vectors: its last bias, and those of its scheme."""
+        """The join of each sublayer, by its name, with the paths of its vectors: its last bias, and
+        those of its scheme.
+        """
         columns, paths = self.packing.columns(), {name: self._vectors(name) for name in SUBLAYERS["encoder"]}
         firsts = tuple(columns[own[0]] for own in paths.values())
         return {
-            name: (self.plain._replace(scan=InScan(number, firsts, self.together)), own)
+            name: (self.plain._replace(scan=ScanPlace(number, firsts, self.unroll)), own)
             for number, (name, own) in enumerate(paths.items())
         }
 
@@ -80,12 +82,12 @@ class _Layers:
         return own + [path for path in self.packing.shapes if path[0] == f"{name}_residual"]
 
     def parameters(self, packed_layers: Any, number: int) -> Any:
-        """Of one layer of an iteration, as its modules read them."""
+        """The parameters of one layer of an iteration, as its modules read them."""
         return unpack(self.packing, {"params": jax.tree.map(lambda leaf: leaf[number], packed_layers)})["params"]
 
     def product(self, name: str, shape: tuple[int, ...], seeds: Seeds, context: Any) -> Callable[[Any, Array], Array]:
-        """The function that a sublayer is of its parameters and what it reads [M,D], but for its
-        last bias and the dropout behind it.
+        """A sublayer, without its last bias and the dropout behind it, as a function of its
+        parameters and of what it reads [M,D].
         """
 
         def run(parameters: Any, read: Array) -> Array:
@@ -96,17 +98,17 @@ class _Layers:
         return run
 
     def operands(self, vectors: Array, seeds: Seeds, iteration: Array, layer: int, first: Array) -> Operands:
-        """Of the join behind a sublayer, whose second seed it takes."""
+        """The operands of the join behind a sublayer, whose second seed it takes."""
         seed = jnp.zeros(2, jnp.uint32) if seeds is None else seeds[1]
         return Operands(vectors, seed, iteration[None], np.full(1, layer, np.int32), first)
 
-    def by_iteration(self, tree: Any) -> Any:
-        """What is stacked by layers."""
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, self.together, *leaf.shape[1:]), tree)
+    def group_by_iteration(self, tree: Any) -> Any:
+        """The tree with its axis of layers split in two: iterations, and layers in one."""
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, self.unroll, *leaf.shape[1:]), tree)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_layers(layers: _Layers, params: Any, x: Float[Array, "B T D"], seeds: Seeds, context: Any) -> Float[Array, "B T D"]:
+def _apply_layers(layers: _Layers, params: Any, x: Float[Array, "B T D"], seeds: Seeds, context: Any) -> Float[Array, "B T D"]:
     return _run(layers, params, x, seeds, context, None)[0]
 
 
@@ -114,76 +116,76 @@ def _forward(layers: _Layers, params: Any, x: Array, seeds: Seeds, context: Any)
     rows, start = x.shape[0] * x.shape[1], x.astype(layers.plain.copy_dtype).reshape(-1, x.shape[-1])
     slots = len(params["vectors"]) * len(layers.joins) + 1
     normed = jnp.zeros((slots * rows, x.shape[-1]), start.dtype).at[:rows].set(start)
-    out, kept, saved = _run(layers, params, x, seeds, context, Kept(normed, jnp.zeros(slots * rows)))
-    return out, (params, seeds, context, kept, saved)
+    out, norms, saved = _run(layers, params, x, seeds, context, SavedNorm(normed, jnp.zeros(slots * rows)))
+    return out, (params, seeds, context, norms, saved)
 
 
-def _run(layers: _Layers, params: Any, x: Array, seeds: Seeds, context: Any, kept: Kept | None) -> tuple[Array, Any, Any]:
+def _run(layers: _Layers, params: Any, x: Array, seeds: Seeds, context: Any, norms: SavedNorm | None) -> tuple[Array, Any, Any]:
     """The stream behind the last layer; and with stacks to keep it in, all that the backward pass
     reads.
     """
     shape, first = x.shape, first_row(x)
 
     def iteration(carry: Any, inputs: Any) -> tuple[Any, Any]:
-        (number, stream, read, kept), (its_params, its_seeds) = carry, inputs
+        (number, stream, read, norms), (its_params, its_seeds) = carry, inputs
         saved = []
-        for layer in range(layers.together):
+        for layer in range(layers.unroll):
             parameters = layers.parameters(its_params, layer)
             saved.append({})
             for place, (name, (join, _)) in enumerate(layers.joins.items()):
                 own = None if its_seeds is None else its_seeds[layer, place]
-                product = recorded(layers.product(name, shape, own, context))
+                product = record_saved(layers.product(name, shape, own, context))
                 out, _, saved[-1][name] = jax.vjp(product, parameters[name], read, has_aux=True)
                 operands = layers.operands(params["vectors"], own, number, layer, first)
-                stream, read, new = forward(join, stream, out, operands, kept)
-                kept = kept and new
-        return (number + 1, stream, read, kept), jax.tree.map(lambda *parts: jnp.stack(parts), *saved) if kept else None
+                stream, read, new = forward(join, stream, out, operands, norms)
+                norms = norms and new
+        return (number + 1, stream, read, norms), jax.tree.map(lambda *parts: jnp.stack(parts), *saved) if norms else None
 
     start = x.reshape(-1, shape[-1])
-    carry = (jnp.int32(0), start, start.astype(layers.plain.copy_dtype), kept)
-    (_, stream, _, kept), saved = jax.lax.scan(iteration, carry, layers.by_iteration((params, seeds)))
-    return stream.reshape(shape), kept, saved
+    carry = (jnp.int32(0), start, start.astype(layers.plain.copy_dtype), norms)
+    (_, stream, _, norms), saved = jax.lax.scan(iteration, carry, layers.group_by_iteration((params, seeds)))
+    return stream.reshape(shape), norms, saved
 
 
-def _backward(layers: _Layers, residuals: Any, of_out: Array) -> tuple[Any, Array, None, None]:
-    params, seeds, context, kept, saved = residuals
-    shape, first, of_stream = of_out.shape, first_row(of_out), of_out.reshape(-1, of_out.shape[-1])
+def _backward(layers: _Layers, residuals: Any, d_out: Array) -> tuple[Any, Array, None, None]:
+    params, seeds, context, norms, saved = residuals
+    shape, first, d_stream = d_out.shape, first_row(d_out), d_out.reshape(-1, d_out.shape[-1])
     # The gradient of what a product read does not depend on it: all else is found saved.
-    unread = jnp.full_like(of_stream, jnp.nan, layers.plain.copy_dtype)
+    unread = jnp.full_like(d_stream, jnp.nan, layers.plain.copy_dtype)
 
     def iteration(carry: Any, inputs: Any) -> tuple[Any, Any]:
-        (number, of_stream, of_read, sums), (its_params, its_seeds, its_saved) = carry, inputs
-        gradients: list[dict[Any, Array]] = [{} for _ in range(layers.together)]
+        (number, d_stream, d_read, sums), (its_params, its_seeds, its_saved) = carry, inputs
+        gradients: list[dict[Any, Array]] = [{} for _ in range(layers.unroll)]
         products, reads = [], []
-        for layer in reversed(range(layers.together)):
+        for layer in reversed(range(layers.unroll)):
             parameters = layers.parameters(its_params, layer)
             for place, (name, (join, _)) in reversed([*enumerate(layers.joins.items())]):
                 own = None if its_seeds is None else its_seeds[layer, place]
                 operands = layers.operands(params["vectors"], own, number, layer, first)
                 which = layer * len(layers.joins) + place
-                of_stream, of_product, sums, made = backward(join, of_stream, of_read, None, kept, operands, sums, which)
-                product = replayed(layers.product(name, shape, own, context), [part[layer] for part in its_saved[name]])
-                _, of_read = jax.vjp(product, parameters[name], unread)[1](of_product)
-                products.append((layer, name, product, parameters[name], of_product))
+                d_stream, d_product, sums, made = backward(join, d_stream, d_read, None, norms, operands, sums, which)
+                product = replay_saved(layers.product(name, shape, own, context), [part[layer] for part in its_saved[name]])
+                _, d_read = jax.vjp(product, parameters[name], unread)[1](d_product)
+                products.append((layer, name, product, parameters[name], d_product))
                 reads += made
-        for (layer, name, product, its_parameters, of_product), read in zip(products, reads, strict=True):
-            of_parameters, _ = jax.vjp(product, its_parameters, read)[1](of_product)
-            gradients[layer] |= {(name, *path): leaf for path, leaf in flatten_dict(of_parameters).items()}
+        for (layer, name, product, its_parameters, d_product), read in zip(products, reads, strict=True):
+            d_parameters, _ = jax.vjp(product, its_parameters, read)[1](d_product)
+            gradients[layer] |= {(name, *path): leaf for path, leaf in flatten_dict(d_parameters).items()}
         # One sum for all joins.
-        of_vectors = sums.reshape(layers.together, len(layers.joins), layers.plain.num_vectors, -1, shape[-1]).sum(3)
-        for its_gradients, its_vectors in zip(gradients, of_vectors, strict=True):
+        d_vectors = sums.reshape(layers.unroll, len(layers.joins), layers.plain.num_vectors, -1, shape[-1]).sum(3)
+        for its_gradients, its_vectors in zip(gradients, d_vectors, strict=True):
             for (_, paths), rows in zip(layers.joins.values(), its_vectors, strict=True):
                 its_gradients |= dict(zip(paths, rows, strict=True))
         stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *gradients)
-        return (number - 1, of_stream, of_read, sums), pack(layers.packing, {"params": unflatten_dict(stacked)})["params"]
+        return (number - 1, d_stream, d_read, sums), pack(layers.packing, {"params": unflatten_dict(stacked)})["params"]
 
-    sums = empty_sums(layers.plain, of_stream, layers.together * len(layers.joins))
-    last = jnp.int32(len(params["vectors"]) // layers.together - 1)
-    carry = (last, of_stream, jnp.zeros_like(of_stream, layers.plain.copy_dtype), sums)
-    by_iteration = (*layers.by_iteration((params, seeds)), saved)
-    (_, of_stream, of_read, _), of_params = jax.lax.scan(iteration, carry, by_iteration, reverse=True)
-    of_params = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_params)
-    return of_params, (of_stream + of_read.astype(of_stream.dtype)).reshape(shape), None, None
+    sums = empty_sums(layers.plain, d_stream, layers.unroll * len(layers.joins))
+    last = jnp.int32(len(params["vectors"]) // layers.unroll - 1)
+    carry = (last, d_stream, jnp.zeros_like(d_stream, layers.plain.copy_dtype), sums)
+    inputs_by_iteration = (*layers.group_by_iteration((params, seeds)), saved)
+    (_, d_stream, d_read, _), d_params = jax.lax.scan(iteration, carry, inputs_by_iteration, reverse=True)
+    d_params = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), d_params)
+    return d_params, (d_stream + d_read.astype(d_stream.dtype)).reshape(shape), None, None
 
 
-_over_layers.defvjp(_forward, _backward)
+_apply_layers.defvjp(_forward, _backward)

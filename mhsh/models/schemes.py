@@ -36,15 +36,15 @@ class PreLN(Residual):
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        """With kernels the stream carries what the sublayer before puts out: nothing, at first."""
+        """The stream. With kernels it carries the output of the sublayer before: at first zeros."""
         del stack, real
         product = jnp.zeros(x.shape, config.compute_dtype)
         return Stream(x, Branch(product, jnp.zeros(x.shape[-1]), jnp.zeros(2, jnp.uint32)) if cls.is_fused(config) else None)
 
     @classmethod
-    def uncovered(cls, config: ModelConfig) -> str:
+    def kernel_obstacle(cls, config: ModelConfig) -> str:
         gathered = config.remat_policy == "gathered_groups"  # a seed, which is handed on, has no gradient
-        return "model.remat_policy = gathered_groups hands no seeds on" if gathered else super().uncovered(config)
+        return "model.remat_policy = gathered_groups hands no seeds on" if gathered else super().kernel_obstacle(config)
 
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
@@ -96,7 +96,7 @@ class Admin(NormedSum):
         self.omega = jnp.asarray(self.param("omega", init, (self.config.embed_dim,)))
 
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
-        return self.weighted(self.omega, stream, sublayer)
+        return self.add_sublayer(self.omega, stream, sublayer)
 
 
 @add_residual("deepnorm", label="DeepNorm", growth="O(1)", source="arXiv 2203.00555, section 4")

@@ -18,7 +18,7 @@ from flax import linen as nn
 Group = Callable[[Any, Any, Any, Any], Any]
 
 
-def streamed(group: Any) -> Any:
+def stream_groups(group: Any) -> Any:
     """The module class of `group` over stacked parameters, which may be boxed shards: where flax
     unboxes them, they become whole.
 
@@ -35,13 +35,13 @@ def streamed(group: Any) -> Any:
             def apply(params: Any, *arguments: Any) -> Any:
                 return group(self.config, self.residual, parent=None).apply({"params": params}, *arguments)[0]
 
-            return _over_groups(apply, self.variables["params"], stream, stacked, context), None
+            return _apply_groups(apply, self.variables["params"], stream, stacked, context), None
 
     return Streamed
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _over_groups(group: Group, params: Any, stream: Any, stacked: Any, context: Any) -> Any:
+def _apply_groups(group: Group, params: Any, stream: Any, stacked: Any, context: Any) -> Any:
     return _forward(group, params, stream, stacked, context)[0]
 
 
@@ -50,10 +50,10 @@ def _forward(group: Group, params: Any, stream: Any, stacked: Any, context: Any)
 
     def body(carry: tuple[Any, Any], inputs: tuple[Any, Any]) -> tuple[tuple[Any, Any], Any]:
         (stream, whole), (index, part) = carry, inputs
-        following = _gathered(params, (index + 1) % count)
+        following = _gather_group(params, (index + 1) % count)
         return (group(whole, stream, part, context), following), stream
 
-    (last, _), streams = jax.lax.scan(body, (stream, _gathered(params, 0)), (jnp.arange(count), stacked))
+    (last, _), streams = jax.lax.scan(body, (stream, _gather_group(params, 0)), (jnp.arange(count), stacked))
     return last, (params, streams, stacked, context)
 
 
@@ -63,7 +63,7 @@ def _backward(group: Group, kept: Any, gradient: Any) -> tuple[Any, Any, None, A
     leaves, structure = jax.tree.flatten(context)
     is_real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]  # masks have no gradient
 
-    def with_real(real: Any) -> Any:
+    def restore_context(real: Any) -> Any:
         parts = iter(real)
         return structure.unflatten(next(parts) if one else leaf for leaf, one in zip(leaves, is_real, strict=True))
 
@@ -71,25 +71,25 @@ def _backward(group: Group, kept: Any, gradient: Any) -> tuple[Any, Any, None, A
 
     def body(carry: tuple[Any, Any, Any], inputs: tuple[Any, Any, Any]) -> tuple[tuple[Any, Any, Any], Any]:
         (gradient, whole, sums), (index, stream, part) = carry, inputs
-        preceding = _gathered(params, (index - 1) % count)
-        _, pull = jax.vjp(lambda whole, stream, real: group(whole, stream, part, with_real(real)), whole, stream, real)
-        of_whole, gradient, of_real = pull(gradient)
-        _, scatter = jax.vjp(nn.unbox, _at(params, index))
-        return (gradient, preceding, jax.tree.map(jnp.add, sums, of_real)), scatter(of_whole)[0]
+        preceding = _gather_group(params, (index - 1) % count)
+        _, pull = jax.vjp(lambda whole, stream, real: group(whole, stream, part, restore_context(real)), whole, stream, real)
+        d_whole, gradient, d_real = pull(gradient)
+        _, scatter = jax.vjp(nn.unbox, _slice_group(params, index))
+        return (gradient, preceding, jax.tree.map(jnp.add, sums, d_real)), scatter(d_whole)[0]
 
-    start = (gradient, _gathered(params, count - 1), jax.tree.map(jnp.zeros_like, real))
-    (gradient, _, sums), of_params = jax.lax.scan(body, start, (jnp.arange(count), streams, stacked), reverse=True)
+    start = (gradient, _gather_group(params, count - 1), jax.tree.map(jnp.zeros_like, real))
+    (gradient, _, sums), d_params = jax.lax.scan(body, start, (jnp.arange(count), streams, stacked), reverse=True)
     parts = iter(sums)
-    return of_params, gradient, None, structure.unflatten(next(parts) if one else None for one in is_real)
+    return d_params, gradient, None, structure.unflatten(next(parts) if one else None for one in is_real)
 
 
-_over_groups.defvjp(_forward, _backward)
+_apply_groups.defvjp(_forward, _backward)
 
 
-def _at(params: Any, index: Any) -> Any:
+def _slice_group(params: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), params)
 
 
-def _gathered(params: Any, index: Any) -> Any:
+def _gather_group(params: Any, index: Any) -> Any:
     """The whole parameters of a group."""
-    return nn.unbox(_at(params, index))
+    return nn.unbox(_slice_group(params, index))

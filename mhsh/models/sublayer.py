@@ -24,12 +24,12 @@ class Branch(NamedTuple):
     seed: Seed  # of the dropout that follows; None: nothing is dropped
 
     def output(self, rate: float) -> Float[Array, "B T D"]:
-        """All of it."""
+        """The whole addition, with dropout at this rate."""
         return dropout(self.product + self.bias.astype(self.product.dtype), rate, self.seed)
 
 
 class SublayerModule(nn.Module):
-    """Attention or feed-forward. `branch` has what it computes, of the same arguments."""
+    """Attention or feed-forward. A derived class computes it in `branch`, of the same arguments."""
 
     config: ModelConfig
 
@@ -49,5 +49,5 @@ class ModuleSublayer:
         return self.module(x, *self.arguments)
 
     def branch(self, x: Float[Array, "B T D"]) -> Branch:
-        """The same in parts."""
+        """The addition of the sublayer to the stream, in parts."""
         return self.module.branch(x, *self.arguments)

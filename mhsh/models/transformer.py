@@ -18,7 +18,7 @@ from mhsh.models.devices import current_platform
 from mhsh.models.dropout import DropoutKey, Seeds, layer_seeds, split_seeds
 from mhsh.models.layers import FeedForward, LayerNorm, Rotation, rotation
 from mhsh.models.residual import Residual, Stream
-from mhsh.models.streamed import streamed
+from mhsh.models.streamed import stream_groups
 from mhsh.models.sublayer import Branch, ModuleSublayer
 from mhsh.models.types import SUBLAYERS, Stack, decoder_stack, encoder_stack
 from mhsh.models.vectors import pack, packing, unpack
@@ -41,7 +41,7 @@ REMAT_POLICIES: dict[str, Any] = {
     "groups": jax.checkpoint_policies.nothing_saveable,
     "gathered_groups": jax.checkpoint_policies.nothing_saveable,
 }
-BY_GROUPS = frozenset({"groups", "gathered_groups"})
+GROUP_POLICIES = frozenset({"groups", "gathered_groups"})
 
 # The weights of a group that is gathered by itself: sending them takes longer than to begin to.
 _GROUP_BYTES = 2**26
@@ -55,7 +55,7 @@ SOWN = ("omega", "probe")
 
 
 def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
-    """Groups, and layers in a group, of a policy BY_GROUPS. Their sum is the least, as it is the
+    """Groups, and layers in a group, of one of GROUP_POLICIES. Their sum is the least, as it is the
     number of streams that `groups` keeps. With `gathered_groups` a group is no larger than is worth
     a collective.
     """
@@ -70,7 +70,9 @@ def layer_groups(config: ModelConfig, num_layers: int) -> tuple[int, int]:
 
 def scan_lengths(owner: nn.Module, config: ModelConfig, num_layers: int) -> tuple[int, ...]:
     """The lengths of the nested scans over the layers of `owner`: one, or groups and layers."""
-    return layer_groups(config, num_layers) if config.remat_policy in BY_GROUPS and not _only_once(owner) else (num_layers,)
+    return (
+        layer_groups(config, num_layers) if config.remat_policy in GROUP_POLICIES and not _is_forward_only(owner) else (num_layers,)
+    )
 
 
 def passes(owner: nn.Module, config: ModelConfig) -> tuple[int, ...]:
@@ -80,7 +82,7 @@ def passes(owner: nn.Module, config: ModelConfig) -> tuple[int, ...]:
     return (config.loops,) if config.loops > 1 and not owner.is_initializing() else ()
 
 
-def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
+def stack_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
     """The module class of copies of `layer`, for the submodule `layers` of `owner`: their
     parameters are packed, and gathered group by group where the policy says so.
 
@@ -88,26 +90,26 @@ def over_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tupl
     each pass. It is called with the carry, an argument that is stacked with an axis for each of
     `passes` and `lengths`, and one that is not.
     """
-    together = None if _only_once(owner) else packing(config, owner.get_variable("params", "layers"))
-    gathers = config.remat_policy == "gathered_groups" and not _only_once(owner)
+    layer_packing = None if _is_forward_only(owner) else packing(config, owner.get_variable("params", "layers"))
+    gathers = config.remat_policy == "gathered_groups" and not _is_forward_only(owner)
     unroll = config.scan_unroll or UNROLL[current_platform()]
-    if together and isinstance(owner, Encoder) and scan.covers(config, owner.residual):
-        layers = scan.scanned(layer, together, lengths[0], unroll)
+    if layer_packing and isinstance(owner, Encoder) and scan.covers(config, owner.residual):
+        layers = scan.scan_packed_layers(layer, layer_packing, lengths[0], unroll)
     else:
-        one = nn.map_variables(layer, "params", functools.partial(unpack, together)) if together else layer
+        one = nn.map_variables(layer, "params", functools.partial(unpack, layer_packing)) if layer_packing else layer
         scans = lengths[1:] if gathers else lengths
         # The layers of a group of one are recomputed as that group.
         policy = None if gathers and scans == (1,) else REMAT_POLICIES.get(config.remat_policy)
         layers = nested_scan(one, scans, policy, unroll)
     if gathers:
-        layers = streamed(layers)
+        layers = stream_groups(layers)
     layers = _repeat(layers, passes(owner, config))
 
-    def as_scanned(variables: Any) -> Any:
-        stacked = pack(together, variables) if together else variables
+    def shape_for_scan(variables: Any) -> Any:
+        stacked = pack(layer_packing, variables) if layer_packing else variables
         return jax.tree.map(lambda leaf: leaf.reshape(*lengths, *leaf.shape[1:]), stacked)
 
-    return nn.map_variables(layers, "params", as_scanned) if together or len(lengths) > 1 else layers
+    return nn.map_variables(layers, "params", shape_for_scan) if layer_packing or len(lengths) > 1 else layers
 
 
 def nested_scan(layer: Any, lengths: tuple[int, ...], policy: Any, unroll: int) -> Any:
@@ -143,13 +145,13 @@ def _repeat(layers: Any, lengths: tuple[int, ...]) -> Any:
     return layers
 
 
-def _only_once(owner: nn.Module) -> bool:
+def _is_forward_only(owner: nn.Module) -> bool:
     """Whether nothing is differentiated: parameters are initialised, or a pass sows."""
     return owner.is_initializing() or any(map(owner.is_mutable_collection, SOWN))
 
 
 class EncoderContext(NamedTuple):
-    """What the layers of an encoder read besides the residual stream."""
+    """The arrays that the layers of an encoder read besides the residual stream."""
 
     mask: AttentionMask
     rotation: Rotation | None  # of rotary positions
@@ -173,10 +175,10 @@ class EncoderLayer(nn.Module):
         attention_seeds, feed_forward_seeds = split_seeds(seeds, 2)
         stream = self.attention_residual(stream, self._sublayer("attention", attention_seeds, context))
         stream = self.feed_forward_residual(stream, self._sublayer("feed_forward", feed_forward_seeds, context))
-        return _sharded(stream), None
+        return _constrain_sharding(stream), None
 
     def branch(self, name: str, x: Float[Array, "B T D"], seeds: Seeds, context: EncoderContext) -> Branch:
-        """What one sublayer puts out."""
+        """The output of one sublayer, in parts."""
         return self._sublayer(name, seeds, context).branch(x)
 
     def _sublayer(self, name: str, seeds: Seeds, context: EncoderContext) -> ModuleSublayer:
@@ -205,7 +207,7 @@ class Encoder(nn.Module):
         """
         config = self.config
         lengths = scan_lengths(self, config, config.num_layers)
-        layers = over_layers(EncoderLayer, self, config, lengths)(config, self.residual, name="layers")
+        layers = stack_layers(EncoderLayer, self, config, lengths)(config, self.residual, name="layers")
         mask = attention_mask(segmentation, causal=config.objective == "clm")
         context = EncoderContext(mask, rotation(config, positions))
         seeds = layer_seeds(dropout_key, (*passes(self, config), *lengths), len(SUBLAYERS["encoder"]))
@@ -215,7 +217,7 @@ class Encoder(nn.Module):
 
 
 class DecoderContext(NamedTuple):
-    """What the layers of a decoder read besides the residual stream."""
+    """The arrays that the layers of a decoder read besides the residual stream."""
 
     source: Float[Array, "B S D"]  # the encoder's output
     self_mask: AttentionMask
@@ -248,7 +250,7 @@ class DecoderLayer(nn.Module):
         sublayer = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds), drops)
         stream = self.cross_attention_residual(stream, sublayer)
         stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
-        return _sharded(stream), None
+        return _constrain_sharding(stream), None
 
 
 class Decoder(nn.Module):
@@ -264,7 +266,7 @@ class Decoder(nn.Module):
         """`real` is False at padding; only Admin's profiling pass reads it."""
         config = self.config
         lengths = scan_lengths(self, config, config.num_decoder_layers)
-        layers = over_layers(DecoderLayer, self, config, lengths)(config, self.residual, name="layers")
+        layers = stack_layers(DecoderLayer, self, config, lengths)(config, self.residual, name="layers")
         seeds = layer_seeds(dropout_key, (*passes(self, config), *lengths), len(SUBLAYERS["decoder"]))
         stack = decoder_stack(config)
         stream, _ = layers(self.residual.start(config, stack, x, real), seeds, context)
@@ -277,7 +279,7 @@ def end_of_stack(residual: type[Residual], config: ModelConfig, stack: Stack, st
     return LayerNorm(config, name="final_norm")(x) if residual.final_norm else x
 
 
-def _sharded(stream: Stream) -> Stream:
+def _constrain_sharding(stream: Stream) -> Stream:
     """The stream as it leaves a layer, sharded by rows."""
     streams = (None,) * (stream.x.ndim - 3)
     return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", *streams, "activation")), stream.carried)

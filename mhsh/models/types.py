@@ -1,4 +1,4 @@
-"""What every model reads and returns, and how its layers are stacked."""
+"""The batch and the outputs of every model, and the stacks of its layers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SUBLAYERS = {
 Value = TypeVar("Value")
 
 
-def in_stack_order(by_stack: Mapping[str, Value]) -> dict[str, Value]:
-    """The same with the encoder first: jax returns dictionaries in the order of their names."""
+def sort_stacks(by_stack: Mapping[str, Value]) -> dict[str, Value]:
+    """`by_stack` with the encoder first: jax returns dictionaries in the order of their names."""
     return {stack: by_stack[stack] for stack in SUBLAYERS if stack in by_stack}
 
 
@@ -52,7 +52,7 @@ class Stack:
 
     @property
     def num_sublayers(self) -> int:
-        """Over all layers of the stack."""
+        """The sublayers of all layers of the stack."""
         return self.num_layers * len(SUBLAYERS[self.name])
 
 

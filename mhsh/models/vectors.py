@@ -34,7 +34,7 @@ class Packing(NamedTuple):
     joint: tuple[Path, ...]  # attentions whose projections are one array
 
     def columns(self) -> dict[Path, int]:
-        """Where each vector begins."""
+        """The column at which each vector begins."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         return dict(zip(self.shapes, itertools.accumulate(sizes, initial=0), strict=False))
 

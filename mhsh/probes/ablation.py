@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.types import Batch, decoder_stack, encoder_stack, in_stack_order
+from mhsh.models.types import Batch, decoder_stack, encoder_stack, sort_stacks
 from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, map_examples, non_padding, plain_model, run_intercepted
 from mhsh.probes.similarity import similarities
 
@@ -113,7 +113,7 @@ class _Losses:
             _, left = run_intercepted(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
             return {stack: found["layers"]["added"][0][:, 0] for stack, found in left.items()}
 
-        return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), in_stack_order(map_examples(of_example, batch)))
+        return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), sort_stacks(map_examples(of_example, batch)))
 
 
 def _gated(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
@@ -121,5 +121,5 @@ def _gated(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
     (after, nothing), before = result, args[0]
     opened = 1 + layer.perturb("gate", jnp.zeros(()), PROBE) > 0.5
     stack = {"encoder": encoder_stack, "decoder": decoder_stack}[STACK_OF_LAYER[type(layer)]](layer.config)
-    passed = layer.residual.left_out(layer.config, stack, before, after)
+    passed = layer.residual.skip_layer(layer.config, stack, before, after)
     return jax.tree.map(lambda one, other: jnp.where(opened, one, other), after, passed), nothing

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.attention import MultiHeadAttention, attention_mask, cross_attention_mask
-from mhsh.models.types import Batch, in_stack_order
+from mhsh.models.types import Batch, sort_stacks
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_intercepted
 
 # The sublayers that attend within one stack: only these can be rolled out.
@@ -92,7 +92,7 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     over_batch = jax.jit(lambda params, batch: map_examples(lambda example: of_example(params, example), batch))
     totals = jax.tree.map(lambda rows: np.asarray(rows, np.float64).sum(axis=0), jax.device_get(over_batch(params, dict(batch))))
     result: dict[str, dict[str, dict[str, Any]]] = {}
-    for stack, sublayers in in_stack_order(totals).items():
+    for stack, sublayers in sort_stacks(totals).items():
         queries = sublayers.pop("queries")
         result[stack] = {name: {key: (value / queries).tolist() for key, value in each.items()} for name, each in sublayers.items()}
     return result

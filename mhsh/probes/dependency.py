@@ -16,7 +16,7 @@ from mhsh.models.build import Model
 from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual, Weights
 from mhsh.models.transformer import Decoder, Encoder
-from mhsh.models.types import SUBLAYERS, Batch, in_stack_order
+from mhsh.models.types import SUBLAYERS, Batch, sort_stacks
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_intercepted
 
 _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
@@ -65,7 +65,7 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
         return {stack: jax.tree.map(lambda each: each / variances[stack], products[stack]) for stack in variances}  # noqa: B023
 
     found = jax.device_get(jax.jit(shares)(params, dict(batch)))
-    return {stack: _named(stack, each) for stack, each in in_stack_order(found).items()}
+    return {stack: _named(stack, each) for stack, each in sort_stacks(found).items()}
 
 
 def _outputs(model: Model, params: Any, batch: Batch, gates: Any) -> dict[str, Float[Array, "B T D"]]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.build import Model, build_model, by_xla
+from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.transformer import DecoderLayer, EncoderLayer
 from mhsh.models.types import Batch, Outputs
 
@@ -44,7 +44,7 @@ def plain_model(config: ModelConfig) -> Model:
     """The same function by XLA alone and without rematerialisation: kernels hide what an
     interceptor wants to see, and rematerialisation repeats it.
     """
-    return build_model(replace(by_xla(config), remat_policy="none"))
+    return build_model(replace(xla_config(config), remat_policy="none"))
 
 
 def run_intercepted(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.types import Batch, in_stack_order
+from mhsh.models.types import Batch, sort_stacks
 from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, non_padding, plain_model, run_intercepted
 
 Similarity = dict[str, dict[str, list[float]]]
@@ -59,7 +59,7 @@ def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> 
 
 
 def _as_lists(left: dict[str, Any]) -> Similarity:
-    layers = {stack: found["layers"] for stack, found in in_stack_order(left).items()}
+    layers = {stack: found["layers"] for stack, found in sort_stacks(left).items()}
     return {stack: {name: np.asarray(each[name][0]).tolist() for name in ("cka", "cosine")} for stack, each in layers.items()}
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mhsh.config.schema import Config, MeshConfig, OptimizerConfig, TrainConfig
 from mhsh.models.build import boxed_parameters, build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.transformer import BY_GROUPS, layer_groups
+from mhsh.models.transformer import GROUP_POLICIES, layer_groups
 from mhsh.models.types import SUBLAYERS, encoder_stack
 from mhsh.training.state import example_batch
 
@@ -49,7 +49,9 @@ def _saved_activations(config: Config, rows: int) -> int:
     # With `groups`, layer parameters are read in another shape; that is not a copy.
     stacked = jax.tree.leaves([params.get(stack, {}).get("layers", {}) for stack in SUBLAYERS])
     views = {
-        (*layer_groups(config.model, leaf.shape[0]), *leaf.shape[1:]) for leaf in stacked if config.model.remat_policy in BY_GROUPS
+        (*layer_groups(config.model, leaf.shape[0]), *leaf.shape[1:])
+        for leaf in stacked
+        if config.model.remat_policy in GROUP_POLICIES
     }
     saved = 0
 
@@ -83,7 +85,7 @@ def recomputed_activations(config: Config, rows: int) -> int:
         return saved_activations(with_policy(config, "none", **layers), rows)
 
     layer = saved_of(2) - saved_of(1)
-    if model.remat_policy not in BY_GROUPS:
+    if model.remat_policy not in GROUP_POLICIES:
         return layer
     return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * _stream_bytes(config, rows)
 

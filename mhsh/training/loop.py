@@ -17,7 +17,7 @@ from mhsh.config.resolve import branch_point, decay_start
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import Unavailable, UserError
-from mhsh.models.build import left_to_xla
+from mhsh.models.build import describe_fallbacks
 from mhsh.storage.bucket import LostRun
 from mhsh.storage.outage import is_failing, set_patience
 from mhsh.storage.outcome import DIVERGED
@@ -162,7 +162,7 @@ def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | 
 def _made_ready(held: Held, run: Run, accept_gap: bool) -> _Ready:
     counts = run.corpus.summary()
     with jax.set_mesh(run.mesh):
-        choices = str(run.plan.mesh_choice or ""), left_to_xla(run.config.model)
+        choices = str(run.plan.mesh_choice or ""), describe_fallbacks(run.config.model)
     for line in (held.note, keep_compiled(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             run.display.note(line)

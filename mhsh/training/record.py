@@ -18,7 +18,7 @@ from mhsh.config.fields import all_fields, flatten
 from mhsh.errors import Unavailable
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
-from mhsh.models.types import in_stack_order
+from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
 from mhsh.storage.run_folder import Counters
@@ -246,4 +246,4 @@ def _initial_omega(run: Run, state: TrainState) -> dict[str, list[float]] | None
         return run.folder.read_run("omega")["omega"]
     # All elements of a fresh omega vector are equal.
     fresh = jax.jit(lambda params: {stack: omega[..., 0] for stack, omega in read_omega(params).items()})(state.params)
-    return {stack: np.asarray(omega).reshape(-1).tolist() for stack, omega in in_stack_order(jax.device_get(fresh)).items()}
+    return {stack: np.asarray(omega).reshape(-1).tolist() for stack, omega in sort_stacks(jax.device_get(fresh)).items()}

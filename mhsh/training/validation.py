@@ -18,7 +18,7 @@ from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
 from mhsh.data.translation import decoded_validation
 from mhsh.evaluation.evaluate import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
-from mhsh.models.build import Model, build_model, by_xla
+from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.training.checkpoints.verify import as_hex, checksums
 from mhsh.training.sharding import ROWS, process_rows, put_batch, replicate_parameters
@@ -86,7 +86,7 @@ class Validator:
         else:
             values, parts = evaluate(self._step, params, batches)
         if self._pairs:
-            model = build_model(by_xla(model.config))  # decoding has no kernels
+            model = build_model(xla_config(model.config))  # decoding has no kernels
             assert isinstance(model, Seq2Seq)
             values |= translation_metrics(
                 model, replicate_parameters(params, self._mesh, model.config), corpus.tokenizer, self._pairs, **self._search

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mhsh.config.entries import SCHEMES
 from mhsh.models.attention import MultiHeadAttention, attention_mask, cross_attention_mask
-from mhsh.models.kernels.select import anywhere
+from mhsh.models.kernels.select import allow_interpreter
 from tests.models.plain import attention as sum_of_heads
 from tests.models.plain import head
 
@@ -140,7 +140,7 @@ def test_kernels_compute_what_xla_computes(tiny, random_like, error, masked):
             out = module.apply({"params": params}, x, source, mask, seeds) * (SEGMENTS > 0)[:, :, None]
             return (out * jnp.cos(out)).sum(), out
 
-        with anywhere():
+        with allow_interpreter():
             return jax.jit(jax.grad(weighted, argnums=(0, 1), has_aux=True))(params, x, source)
 
     assert error(by("fused"), by("xla")) < TOLERANCE

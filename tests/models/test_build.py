@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from mhsh.models.build import left_to_xla
-from mhsh.models.kernels.select import anywhere
+from mhsh.models.build import describe_fallbacks
+from mhsh.models.kernels.select import allow_interpreter
 from mhsh.models.schemes import PostLN
 
 COVERED = dict(kernels="fused", embed_dim=128, head_dim=64)
@@ -14,13 +14,13 @@ COVERED = dict(kernels="fused", embed_dim=128, head_dim=64)
 
 @pytest.mark.parametrize("kernels", ["auto", "xla"])
 def test_nothing_is_said_where_no_kernel_is_asked_for(tiny, kernels):
-    assert left_to_xla(tiny(kernels=kernels)) == ""
+    assert describe_fallbacks(tiny(kernels=kernels)) == ""
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
 def test_without_a_gpu_xla_computes_everything(tiny):
     said = f"the device is a {jax.default_backend().upper()} and no NVIDIA GPU"
-    assert left_to_xla(tiny(kernels="fused")) == f"model.kernels = fused: XLA computes everything, as {said}"
+    assert describe_fallbacks(tiny(kernels="fused")) == f"model.kernels = fused: XLA computes everything, as {said}"
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_without_a_gpu_xla_computes_everything(tiny):
     ],
 )
 def test_what_kernels_do_not_cover_is_said(tiny, fields, said):
-    with anywhere():
-        line = left_to_xla(tiny(**COVERED | fields))
+    with allow_interpreter():
+        line = describe_fallbacks(tiny(**COVERED | fields))
     assert line == (f"model.kernels = fused: XLA computes {said}" if said else "")
 
 
@@ -46,5 +46,5 @@ def test_a_scheme_derived_from_one_with_kernels_has_none_itself(tiny):
     class Mine(PostLN):
         """Its own sum."""
 
-    assert not PostLN.uncovered(tiny(**COVERED))
-    assert Mine.uncovered(tiny(**COVERED)) == "model.residual = post_ln has no kernel"
+    assert not PostLN.kernel_obstacle(tiny(**COVERED))
+    assert Mine.kernel_obstacle(tiny(**COVERED)) == "model.residual = post_ln has no kernel"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mhsh.models.dropout import dropout, keep, layer_seeds, row_states, seed_of, subkeys
+from mhsh.models.dropout import dropout, keep_mask, layer_seeds, row_states, seed_of, subkeys
 
 KEY = jax.random.key(0)
 SEED = seed_of(KEY)
@@ -65,7 +65,7 @@ def test_every_bit_of_the_seed_and_of_the_place_changes_about_half_of_the_mask()
 
     def mask(seed: list[int], row_bit: int = 0, column_bit: int = 0) -> np.ndarray:
         states = row_states(jnp.asarray(seed, jnp.uint32), rows ^ jnp.uint32(row_bit))
-        return np.asarray(keep(states, columns ^ jnp.uint32(column_bit), 0.5))
+        return np.asarray(keep_mask(states, columns ^ jnp.uint32(column_bit), 0.5))
 
     base = mask([12345, 67890])
     flipped = [mask([12345 ^ 1 << bit, 67890]) for bit in range(32)] + [mask([12345, 67890 ^ 1 << bit]) for bit in range(32)]
@@ -79,7 +79,7 @@ def test_every_bit_of_the_seed_and_of_the_place_changes_about_half_of_the_mask()
 def test_a_part_of_the_array_drops_what_the_whole_drops_there():
     """So a device with a shard of the batch needs to know only where the shard lies."""
     whole = np.asarray(dropout(jnp.ones((6, 4, 10)), 0.4, SEED)).reshape(24, 10) != 0
-    block = keep(row_states(SEED, jnp.arange(7, 19, dtype=jnp.uint32)[:, None]), jnp.arange(3, 9, dtype=jnp.uint32)[None], 0.4)
+    block = keep_mask(row_states(SEED, jnp.arange(7, 19, dtype=jnp.uint32)[:, None]), jnp.arange(3, 9, dtype=jnp.uint32)[None], 0.4)
     np.testing.assert_array_equal(block, whole[7:19, 3:9])
 
 

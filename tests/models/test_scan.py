@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from mhsh.config.entries import SCHEMES
 from mhsh.models import scan
-from mhsh.models.kernels.select import anywhere
+from mhsh.models.kernels.select import allow_interpreter
 from mhsh.models.transformer import Encoder
 from tests.models.kernels.compiled import NO_COMPILER, registers
 
@@ -44,7 +44,7 @@ def gradients(tiny: Any, case: str, kernels: str, dtype: str) -> Any:
         of_params, of_x = pull(jnp.cos(jnp.arange(out.size)).reshape(out.shape).astype(out.dtype))
         return out, of_params, of_x, output(params, x)
 
-    with anywhere():
+    with allow_interpreter():
         assert scan.covers(config, encoder.residual) == (kernels == "fused")
         return jax.jit(run)(params, x)
 

@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict
 
 from mhsh.models import transformer
 from mhsh.models.build import build_model, forward
-from mhsh.models.kernels.select import anywhere
+from mhsh.models.kernels.select import allow_interpreter
 from mhsh.models.vectors import pack, packing, unpack
 from tests.training.batches import random_batch
 from tests.training.states import fresh_state
@@ -19,7 +19,7 @@ from tests.training.states import fresh_state
 def test_each_layer_is_unpacked_as_it_was(make_config, kernels, arrays):
     config = make_config("bert", "16l1h", **{"model.kernels": kernels})
     layers = fresh_state(config).params["encoder"]["layers"]
-    with anywhere():
+    with allow_interpreter():
         together = packing(config.model, layers)
     joined = pack(together, {"params": layers})
     assert len(jax.tree.leaves(joined)) == arrays

@@ -282,7 +282,7 @@ def test_no_two_masks_of_dropout_are_alike(make_config, monkeypatch, task, varia
     small = {"model.num_layers": 2, "train.batch_size": 8, "train.accumulation_steps": 2, "data.sequence_length": 16}
     config = make_config(task, variant, **rates, **small)
     masks: set[tuple[tuple[int, ...], bytes]] = set()
-    real = dropout_module._dropped
+    real = dropout_module._drop_by_hash
 
     def note(mask):
         masks.add((mask.shape, np.packbits(mask).tobytes()))
@@ -293,7 +293,7 @@ def test_no_two_masks_of_dropout_are_alike(make_config, monkeypatch, task, varia
         zero = jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), kept)  # flax's scan takes no effects
         return real(x, seed, rate) + zero.astype(x.dtype)
 
-    monkeypatch.setattr(dropout_module, "_dropped", seen)
+    monkeypatch.setattr(dropout_module, "_drop_by_hash", seen)
     shape = (2, 1, 1)
     state, step, batch = fresh_state(config, shape), train_step_of(config, shape), random_batch(config, 8)
     for _ in range(2):

@@ -3,7 +3,7 @@
 FlashAttention (Dao et al. 2022, arXiv 2205.14135; Dao 2023, arXiv 2307.08691) with the dropout of
 `models.dropout` inside. The scores of a block of queries and a block of keys are in registers.
 Where a row is one block, the backward pass needs only queries, keys and values; else it also reads
-the output and each query's log-sum-exp.
+the output and each query's log-sum-exp. `d_x` is the gradient of x.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jaxtyping import Array, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import shard_index
-from mhsh.models.dropout import Seed, keep, kept_scale, row_states
+from mhsh.models.dropout import Seed, keep_mask, kept_scale, row_states
 from mhsh.models.kernels.select import is_interpreted
-from mhsh.models.saved import saved
+from mhsh.models.saved import mark_saved
 
 # A score that is not attended to, and the lowest maximum of a row: their difference's exp is 0.
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
@@ -38,8 +38,8 @@ _LEAST_WIDTH = 64
 _WIDEST = 128
 
 
-def uncovered(config: ModelConfig) -> str:
-    """Why no kernel computes the attention of this model; empty: one does."""
+def attention_obstacle(config: ModelConfig) -> str:
+    """The reason why no kernel computes the attention of this model; empty: one does."""
     return f"model.head_dim = {config.head_dim} is above {_WIDEST}" if config.head_dim > _WIDEST else ""
 
 
@@ -78,7 +78,7 @@ def attention(
 
 
 class _Form(NamedTuple):
-    """What is the same for all programs of a kernel."""
+    """The shapes and options that all programs of a kernel share."""
 
     num_heads: int  # N, of queries
     kv_heads: int  # G
@@ -92,23 +92,23 @@ class _Form(NamedTuple):
     most_queries: int = _BLOCK  # in one block
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether a program of the backward pass sees all that a head of keys takes part in."""
         fits = max(self.num_queries, self.num_keys) <= _WHOLE and self.width == _LEAST_WIDTH
         return fits and self.num_heads == self.kv_heads
 
     @property
     def query_block(self) -> int:
-        return min(self.most_queries, _rounded(self.num_queries))
+        return min(self.most_queries, _block_side(self.num_queries))
 
     @property
     def key_block(self) -> int:
-        return min(_WHOLE if self.whole else _BLOCK, _rounded(self.num_keys))
+        return min(_WHOLE if self.is_whole else _BLOCK, _block_side(self.num_keys))
 
     @property
     def width(self) -> int:
         """Columns of a head in registers."""
-        return max(_LEAST_WIDTH, _rounded(self.head_dim))
+        return max(_LEAST_WIDTH, _block_side(self.head_dim))
 
     @property
     def num_readers(self) -> int:
@@ -129,7 +129,7 @@ class _Form(NamedTuple):
         return pl.cdiv(self.num_keys, self.key_block)
 
 
-def _rounded(side: int) -> int:
+def _block_side(side: int) -> int:
     return max(_LEAST, pl.next_power_of_2(side))
 
 
@@ -141,19 +141,19 @@ def _attention(heads: Any, segments: Any, seed: Array, form: _Form) -> Array:
 def _forward(heads: Any, segments: Any, seed: Array, form: _Form) -> tuple[Array, Any]:
     rows = heads[0].shape[0]
     shapes = [jax.ShapeDtypeStruct((rows, form.num_queries, form.num_heads, form.head_dim), heads[0].dtype)]
-    if not form.whole:
+    if not form.is_whole:
         shapes.append(jax.ShapeDtypeStruct((rows, form.num_heads, form.num_queries), jnp.float32))
     results = _call(_forward_kernel, form, (rows, form.num_heads, form.query_blocks), shapes, (*heads, *segments, seed))
     # Here, so that policies of rematerialisation save what `_backward` reads (REMAT_POLICIES).
-    results = [saved(result, "context") for result in results]
-    return results[0], (heads, segments, seed, () if form.whole else results)
+    results = [mark_saved(result, "context") for result in results]
+    return results[0], (heads, segments, seed, () if form.is_whole else results)
 
 
 def _backward(form: _Form, saved: Any, gradient: Array) -> tuple[Any, None, None]:
     heads, segments, seed, results = saved
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in heads]
     operands, rows = (*heads, *segments, seed, gradient), gradient.shape[0]
-    if form.whole:
+    if form.is_whole:
         form = form._replace(most_queries=_WHOLE)
         return tuple(_call(_whole_kernel, form, (rows, form.num_heads, 1), shapes, operands, num_warps=8)), None, None
     out, log_sums = results
@@ -199,7 +199,7 @@ class _Keys(NamedTuple):
 
 
 class _Row:
-    """What the programs of one row of the batch read: queries, keys and values, by blocks."""
+    """The queries, keys and values that the programs of one row of the batch read, by blocks."""
 
     def __init__(self, form: _Form, refs: tuple[Any, ...]) -> None:
         self.form, self.row = form, pl.program_id(0)
@@ -236,14 +236,14 @@ def _forward_kernel(form: _Form, *refs: Any) -> None:
         weights = jnp.exp2(scores - new_top[:, None])
         shrunk = jnp.exp2(top - new_top)
         total = shrunk * total + jnp.sum(weights, axis=1)
-        kept = jnp.maximum(_signed(form, queries, keys, weights, 1), 0.0).astype(keys.value.dtype)
+        kept = jnp.maximum(_sign_by_dropout(form, queries, keys, weights, 1), 0.0).astype(keys.value.dtype)
         return new_top, total, shrunk[:, None] * mean + triton.dot(kept, keys.value)
 
     zeros = jnp.zeros(form.query_block, jnp.float32)
     start = (zeros + _LOWEST, zeros, jnp.zeros((form.query_block, form.width), jnp.float32))
     end = pl.cdiv((number + 1) * form.query_block, form.key_block) if form.causal else form.key_blocks
     top, total, mean = jax.lax.fori_loop(0, end, add, start)
-    total = _total(total)
+    total = _divisor(total)
     _Heads(out).store(form, row.row, head, queries.rows, mean * (kept_scale(form.rate) / total)[:, None])
     if log_sums:
         triton.store(log_sums[0].at[row.row, head, queries.rows.block], top + jnp.log2(total), mask=queries.rows.inside)
@@ -257,17 +257,17 @@ def _whole_kernel(form: _Form, *refs: Any) -> None:
     row, gradient, outs = _Row(form, refs[:count]), _Heads(refs[count]), _heads(form, refs[count + 1 :])
     head, number = pl.program_id(1), pl.program_id(2)
     queries, keys = row.queries(number, head), row.keys(number, head)
-    of_out = gradient.load(form, row.row, head, queries.rows)
+    d_out = gradient.load(form, row.row, head, queries.rows)
     scores = _scores(form, queries, keys, 0)
     weights = jnp.exp2(scores - jnp.maximum(jnp.max(scores, axis=0), _LOWEST))
-    weights = _signed(form, queries, keys, weights * (1 / _total(jnp.sum(weights, axis=0))), 0)
+    weights = _sign_by_dropout(form, queries, keys, weights * (1 / _divisor(jnp.sum(weights, axis=0))), 0)
     kept = jnp.maximum(weights, 0.0)
-    outs[2].store(form, row.row, head, keys.columns, triton.dot(kept.astype(of_out.dtype), of_out) * kept_scale(form.rate))
-    of_weights = kept * (triton.dot(keys.value, of_out, trans_b=True) * kept_scale(form.rate))
-    of_scores = of_weights - jnp.abs(weights) * jnp.sum(of_weights, axis=0)
-    of_scores = (of_scores * form.scale).astype(of_out.dtype)
-    outs[1].store(form, row.row, head, keys.columns, triton.dot(of_scores, queries.query))
-    outs[0].store(form, row.row, head, queries.rows, triton.dot(keys.key, of_scores, trans_a=True).T)
+    outs[2].store(form, row.row, head, keys.columns, triton.dot(kept.astype(d_out.dtype), d_out) * kept_scale(form.rate))
+    d_weights = kept * (triton.dot(keys.value, d_out, trans_b=True) * kept_scale(form.rate))
+    d_scores = d_weights - jnp.abs(weights) * jnp.sum(d_weights, axis=0)
+    d_scores = (d_scores * form.scale).astype(d_out.dtype)
+    outs[1].store(form, row.row, head, keys.columns, triton.dot(d_scores, queries.query))
+    outs[0].store(form, row.row, head, queries.rows, triton.dot(keys.key, d_scores, trans_a=True).T)
 
 
 def _blocks_kernel(form: _Form, *refs: Any) -> None:
@@ -279,16 +279,18 @@ def _blocks_kernel(form: _Form, *refs: Any) -> None:
     gradient, (log_sums, means) = _Heads(refs[count]), refs[count + 1 : count + 3]
     shared, number = pl.program_id(1), pl.program_id(2)
 
-    def gradients(queries: _Queries, keys: _Keys, head: Array) -> tuple[Array, Array, Array]:
-        """Of the output, the weights that dropout keeps, and the gradient of the scores."""
+    def score_gradients(queries: _Queries, keys: _Keys, head: Array) -> tuple[Array, Array, Array]:
+        """The gradient of the output, the weights that dropout keeps, and the gradient of the
+        scores.
+        """
         rows = queries.rows
         log_sum, mean = (_load(ref.at[row.row, head, rows.block], rows.inside) for ref in (log_sums, means))
-        of_out = gradient.load(form, row.row, head, rows)
-        weights = _signed(form, queries, keys, jnp.exp2(_scores(form, queries, keys, 0) - log_sum), 0)
+        d_out = gradient.load(form, row.row, head, rows)
+        weights = _sign_by_dropout(form, queries, keys, jnp.exp2(_scores(form, queries, keys, 0) - log_sum), 0)
         kept = jnp.maximum(weights, 0.0)
-        of_weights = kept * (triton.dot(keys.value, of_out, trans_b=True) * kept_scale(form.rate))
-        of_scores = (of_weights - jnp.abs(weights) * mean) * form.scale
-        return of_out, kept.astype(of_out.dtype), of_scores.astype(of_out.dtype)
+        d_weights = kept * (triton.dot(keys.value, d_out, trans_b=True) * kept_scale(form.rate))
+        d_scores = (d_weights - jnp.abs(weights) * mean) * form.scale
+        return d_out, kept.astype(d_out.dtype), d_scores.astype(d_out.dtype)
 
     keys = row.keys(number, shared)
 
@@ -297,8 +299,8 @@ def _blocks_kernel(form: _Form, *refs: Any) -> None:
 
         def add_queries(number: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
             queries = row.queries(number, head)
-            of_out, kept, of_scores = gradients(queries, keys, head)
-            return sums[0] + triton.dot(of_scores, queries.query), sums[1] + triton.dot(kept, of_out)
+            d_out, kept, d_scores = score_gradients(queries, keys, head)
+            return sums[0] + triton.dot(d_scores, queries.query), sums[1] + triton.dot(kept, d_out)
 
         first = number * form.key_block // form.query_block if form.causal else 0
         return jax.lax.fori_loop(first, form.query_blocks, add_queries, sums)
@@ -307,50 +309,52 @@ def _blocks_kernel(form: _Form, *refs: Any) -> None:
         head = shared * form.num_readers + reader
         queries = row.queries(number, head)
 
-        def add_keys(number: Array, of_query: Array) -> Array:
+        def add_keys(number: Array, d_query: Array) -> Array:
             keys = row.keys(number, shared)
-            return of_query + triton.dot(keys.key, gradients(queries, keys, head)[2], trans_a=True)
+            return d_query + triton.dot(keys.key, score_gradients(queries, keys, head)[2], trans_a=True)
 
         end = pl.cdiv((number + 1) * form.query_block, form.key_block) if form.causal else form.key_blocks
-        of_query = jax.lax.fori_loop(0, end, add_keys, jnp.zeros((form.width, form.query_block), jnp.float32))
-        outs[0].store(form, row.row, head, queries.rows, of_query.T)
+        d_query = jax.lax.fori_loop(0, end, add_keys, jnp.zeros((form.width, form.query_block), jnp.float32))
+        outs[0].store(form, row.row, head, queries.rows, d_query.T)
 
     zeros = jnp.zeros((form.key_block, form.width), jnp.float32)
-    of_key, of_value = jax.lax.fori_loop(0, form.num_readers, add_head, (zeros, zeros))
-    outs[1].store(form, row.row, shared, keys.columns, of_key)
-    outs[2].store(form, row.row, shared, keys.columns, of_value * kept_scale(form.rate))
+    d_key, d_value = jax.lax.fori_loop(0, form.num_readers, add_head, (zeros, zeros))
+    outs[1].store(form, row.row, shared, keys.columns, d_key)
+    outs[2].store(form, row.row, shared, keys.columns, d_value * kept_scale(form.rate))
     jax.lax.fori_loop(0, form.num_readers, store_queries, None)
 
 
 def _scores(form: _Form, queries: _Queries, keys: _Keys, axis: int) -> Array:
-    """In units of log 2, as a GPU's own exponential is that of 2. `axis` is that of the keys."""
+    """The scores in units of log 2, as a GPU's own exponential is that of 2. `axis` is that of the
+    keys.
+    """
     rows, columns = queries.rows, keys.columns
-    visible = _along(rows.segments, 1 - axis) == _along(jnp.where(columns.segments > 0, columns.segments, -1), axis)
+    visible = _align(rows.segments, 1 - axis) == _align(jnp.where(columns.segments > 0, columns.segments, -1), axis)
     if form.causal:
-        visible &= _along(columns.places, axis) <= _along(rows.places, 1 - axis)
+        visible &= _align(columns.places, axis) <= _align(rows.places, 1 - axis)
     left, right = (queries.query, keys.key) if axis else (keys.key, queries.query)
     scores = triton.dot(left, right, trans_b=True) * (form.scale * math.log2(math.e))
     return jnp.where(visible, scores, _HIDDEN)
 
 
-def _signed(form: _Form, queries: _Queries, keys: _Keys, weights: Array, axis: int) -> Array:
+def _sign_by_dropout(form: _Form, queries: _Queries, keys: _Keys, weights: Array, axis: int) -> Array:
     """Weights, negative where dropout takes them away: the backward pass reads both kinds, and the
     registers do not hold two arrays.
     """
     if not form.rate:
         return weights
-    first, second = (_along(state, 1 - axis) for state in queries.states)
-    kept = keep((first, second), _along(keys.columns.places.astype(jnp.uint32), axis), form.rate)
+    first, second = (_align(state, 1 - axis) for state in queries.states)
+    kept = keep_mask((first, second), _align(keys.columns.places.astype(jnp.uint32), axis), form.rate)
     return jnp.where(kept, weights, -weights)
 
 
-def _along(vector: Array, axis: int) -> Array:
+def _align(vector: Array, axis: int) -> Array:
     """A vector as a column (0) or a row (1)."""
     return vector[:, None] if axis == 0 else vector[None, :]
 
 
-def _total(weights: Array) -> Array:
-    """What the sums of weights are divided by: 1 for a query at padding, which has none."""
+def _divisor(weights: Array) -> Array:
+    """The divisor of the sums of weights: 1 for a query at padding, which has no weights."""
     return jnp.where(weights == 0.0, 1.0, weights)
 
 

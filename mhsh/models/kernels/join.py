@@ -3,6 +3,7 @@ sum.
 
 Each kernel loads blocks of rows, calls a function of arrays, and stores. Pallas compiles them with
 Triton, whose arrays have a power of 2 of elements: other widths are loaded with columns of zeros.
+`d_x` is the gradient of x.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import shard_index
-from mhsh.models.dropout import drop, keep, row_states
+from mhsh.models.dropout import drop, keep_mask, row_states
 from mhsh.models.kernels.select import is_interpreted
 
 _PARAMS = triton.CompilerParams(num_warps=8, num_stages=2)
@@ -31,20 +32,20 @@ FIRST = np.zeros(1, np.int32)  # the number of an iteration, and of a layer, wit
 _WHOLE = pl.BlockSpec()  # what a program takes its part of by itself
 
 
-class InScan(NamedTuple):
-    """Where a join in a scan over layers finds its part of what all layers have in one array."""
+class ScanPlace(NamedTuple):
+    """The place of a join in a scan over layers, whose vectors and saved rows are in one array."""
 
     sublayer: int  # its place in a layer
     columns: tuple[int, ...]  # of each join's first vector, in the row of a layer's vectors
     layers: int  # of an iteration
 
     def slot(self, layer: Array) -> Array:
-        """In Kept, of what this join normalises."""
+        """The slot of SavedNorm for the rows that this join normalises."""
         return layer * len(self.columns) + self.sublayer + 1
 
 
 class Join(NamedTuple):
-    """What the kernels are compiled for."""
+    """The constants that the kernels of a join are compiled for."""
 
     weight: float | None  # of x; None: a vector, which is trained
     normed_stream: bool  # whether y is the stream, or s
@@ -53,7 +54,7 @@ class Join(NamedTuple):
     centred: bool  # LayerNorm, or RMSNorm
     copy_dtype: str  # of what the next sublayer reads
     stream_dtype: str
-    scan: InScan | None = None  # that it is a part of
+    scan: ScanPlace | None = None  # that it is a part of
 
     @property
     def num_vectors(self) -> int:
@@ -89,9 +90,9 @@ class _Ends(NamedTuple):
         return [self.number * join.num_vectors + vector for vector in (0, 1, 2, *weights)]
 
 
-class Kept(NamedTuple):
-    """What the backward pass reads of each join, stacked by slots of M rows. In a scan slot 0 is
-    what its first sublayer reads; without one there is one slot.
+class SavedNorm(NamedTuple):
+    """The results of each join's norm that the backward pass reads, stacked by slots of M rows. In
+    a scan slot 0 is what its first sublayer reads; without a scan there is one slot.
     """
 
     normed: Float[Array, "slots*M D"]
@@ -99,17 +100,17 @@ class Kept(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What all programs of a kernel read."""
+    """The arrays that all programs of a kernel read."""
 
     vectors: Float[Array, "L columns"]
     seed: UInt32[Array, 2]
     iteration: Int[Array, 1] | np.ndarray  # its number in the scan
-    layer: np.ndarray  # the same of the layer in its iteration, [1]
+    layer: np.ndarray  # the number of the layer in its iteration, [1]
     first_row: UInt32[Array, 1]  # of this shard, in the whole batch
 
 
-def join_of(config: ModelConfig, weight: float | None, drops: bool, normed_stream: bool = True) -> Join:
-    """The join of a model whose scheme has this weight."""
+def make_join(config: ModelConfig, weight: float | None, drops: bool, normed_stream: bool = True) -> Join:
+    """The join of a model whose scheme has this weight; None: a vector, which is trained."""
     return Join(
         weight=weight,
         normed_stream=normed_stream,
@@ -134,11 +135,11 @@ class _Rows(NamedTuple):
     padded: int
 
     def spec(self, count: int) -> pl.BlockSpec:
-        """Of an array [M,D] of which a program has `count` rows."""
+        """The blocks of an array [M,D] of which a program has `count` rows."""
         return pl.BlockSpec((count, self.padded), lambda program: (program, 0))
 
     def columns(self) -> UInt32[Array, "1 W"]:
-        """Their numbers."""
+        """The numbers of the columns."""
         return jax.lax.broadcasted_iota(jnp.uint32, (1, self.padded), 1)
 
     def real(self, count: int) -> Bool[Array, "M W"] | None:
@@ -164,12 +165,12 @@ class _Rows(NamedTuple):
 
 
 def _layer(join: Join, iteration_ref: Any, layer_ref: Any) -> Any:
-    """The row of its vectors."""
+    """The row of this layer in the array of all layers' vectors."""
     return iteration_ref[0] * join.scan.layers + layer_ref[0] if join.scan else 0
 
 
 def _column(join: Join) -> int:
-    """Of its first vector in that row."""
+    """The column of this join's first vector in the row of its layer."""
     return join.scan.columns[join.scan.sublayer] if join.scan else 0
 
 
@@ -183,7 +184,7 @@ def _weight(join: Join, vectors: list[Array]) -> Array | float:
 
 
 def _next_weight(join: Join, rows: _Rows, ref: Any, layer: Any) -> Array | float:
-    """Of the join behind this one in a scan."""
+    """The weight of the join behind this one in a scan."""
     if join.weight is not None:
         return join.weight
     assert join.scan is not None, "without a scan there is none"
@@ -191,26 +192,26 @@ def _next_weight(join: Join, rows: _Rows, ref: Any, layer: Any) -> Array | float
     return _vectors(rows, ref, layer + layers, join.scan.columns[sublayer] + 3 * rows.width, 1)[0]
 
 
-def _kept(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[Array, "M W"] | None:
-    """Which elements dropout keeps in the rows from `first` on, all alike with XLA's path."""
+def _dropout_mask(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[Array, "M W"] | None:
+    """True where dropout keeps an element of the rows from `first` on, as on the path of XLA."""
     if not join.rate:
         return None
     numbers = first + jax.lax.broadcasted_iota(jnp.uint32, (rows.count, 1), 0)
-    return keep(row_states((seed_ref[0], seed_ref[1]), numbers), rows.columns(), join.rate)
+    return keep_mask(row_states((seed_ref[0], seed_ref[1]), numbers), rows.columns(), join.rate)
 
 
-def _dropped(join: Join, block: Array, kept: Array | None) -> Array:
+def _apply_dropout(join: Join, block: Array, kept: Array | None) -> Array:
     return block if kept is None else drop(block, kept, join.rate)
 
 
 def _sum_and_norm(
     join: Join, rows: _Rows, x: Array, product: Array, kept: Array | None, vectors: list[Array]
 ) -> tuple[Array, Array, Array, Array]:
-    """s, y, and of the backward pass s normalised and the factor of each row. The product is in its
-    own dtype, which what is dropped is rounded to.
+    """s, y, and for the backward pass s normalised and the factor of each row. The product is in
+    its own dtype, and dropout rounds to that.
     """
     bias, shift, scale = vectors[:3]
-    out = _dropped(join, product + bias.astype(product.dtype), kept)
+    out = _apply_dropout(join, product + bias.astype(product.dtype), kept)
     s = _weight(join, vectors) * x + out.astype(jnp.float32)
     centred, real = s, rows.real(rows.count)
     if join.centred:
@@ -228,7 +229,7 @@ def _forward_kernel(join: Join, rows: _Rows, stacked: bool, x_ref: Any, product_
     slot = join.scan.slot(layer) if join.scan and stacked else 0
     x, product = rows.load(x_ref, 0), rows.load(product_ref, 0).astype(product_ref.dtype)
     vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
-    kept = _kept(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
+    kept = _dropout_mask(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
 
     s, y, normed, inverse = _sum_and_norm(join, rows, x, product, kept, vectors)
 
@@ -240,48 +241,50 @@ def _forward_kernel(join: Join, rows: _Rows, stacked: bool, x_ref: Any, product_
     triton.store(inverse_ref.at[pl.ds(row, rows.count)], inverse[:, 0])
 
 
-def forward(join: Join, x: Array, product: Array, operands: Operands, kept: Kept | None = None) -> tuple[Array, Array, Kept]:
+def forward(
+    join: Join, x: Array, product: Array, operands: Operands, norms: SavedNorm | None = None
+) -> tuple[Array, Array, SavedNorm]:
     """The stream [M,D], what the next sublayer reads, and what the backward pass does: in its slot
-    of `kept`, in place, or in one that is new.
+    of `norms`, in place, or in one that is new.
     """
     rows = _rows(x, _FORWARD_ELEMENTS, limit=x.shape[0])
     block = rows.spec(rows.count)
     copies = [jax.ShapeDtypeStruct(x.shape, join.copy_dtype)] if join.copies else []
-    stacks = kept or (jax.ShapeDtypeStruct(x.shape, join.copy_dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32))
+    stacks = norms or (jax.ShapeDtypeStruct(x.shape, join.copy_dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32))
     stream, normed, inverse, *copy = pl.pallas_call(
-        functools.partial(_forward_kernel, join, rows, kept is not None),
+        functools.partial(_forward_kernel, join, rows, norms is not None),
         grid=(x.shape[0] // rows.count,),
-        in_specs=[block, block, *(_WHOLE for _ in (*operands, *(kept or ())))],
+        in_specs=[block, block, *(_WHOLE for _ in (*operands, *(norms or ())))],
         out_specs=[block, _WHOLE, _WHOLE, *(block for _ in copies)],
         out_shape=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, *stacks)), *copies],
-        input_output_aliases={7: 1, 8: 2} if kept else {},
+        input_output_aliases={7: 1, 8: 2} if norms else {},
         metadata=_traffic(join, x, 2, 2 + join.copies, join.num_vectors),
         name="residual_forward",
         compiler_params=_PARAMS,
         interpret=is_interpreted(),
-    )(x, product, *operands, *(kept or ()))
-    return stream, copy[0] if copy else stream, Kept(normed, inverse)
+    )(x, product, *operands, *(norms or ()))
+    return stream, copy[0] if copy else stream, SavedNorm(normed, inverse)
 
 
 def _gradients(
-    join: Join, rows: _Rows, of_stream: Array, of_copy: Array | None, normed: Array, inverse: Array, scale: Array
+    join: Join, rows: _Rows, d_stream: Array, d_copy: Array | None, normed: Array, inverse: Array, scale: Array
 ) -> tuple[Array, Array]:
-    """Of y, and of s."""
-    streams = ([of_stream] if join.normed_stream else []) + ([] if of_copy is None else [of_copy])
-    of_y = functools.reduce(jnp.add, streams)
-    scaled = of_y * scale
+    """The gradients of y and of s."""
+    streams = ([d_stream] if join.normed_stream else []) + ([] if d_copy is None else [d_copy])
+    d_y = functools.reduce(jnp.add, streams)
+    scaled = d_y * scale
     projection = jnp.sum(scaled * normed, axis=1, keepdims=True) * (1.0 / rows.width)
     centred = scaled - jnp.sum(scaled, axis=1, keepdims=True) * (1.0 / rows.width) if join.centred else scaled
-    of_s = inverse * (centred - normed * projection)
-    return of_y, of_s if join.normed_stream else of_stream + of_s
+    d_s = inverse * (centred - normed * projection)
+    return d_y, d_s if join.normed_stream else d_stream + d_s
 
 
-def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, of_stream_ref: Any, *refs: Any) -> None:
+def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, d_stream_ref: Any, *refs: Any) -> None:
     normed_ref, inverse_ref, vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref, *also = refs
     scan, program, layer = join.scan, pl.program_id(0), _layer(join, iteration_ref, layer_ref)
-    of_copy_ref = also.pop(0) if join.copies or scan else None
+    d_copy_ref = also.pop(0) if join.copies or scan else None
     read_ref = also.pop(0) if join.weight is None and not scan else None
-    of_x_ref, of_product_ref, sums_ref, *made_refs = also[-3 - ends.reads(join) :]
+    d_x_ref, d_product_ref, sums_ref, *made_refs = also[-3 - ends.reads(join) :]
     vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
     slot = scan.slot(layer) if scan else 0
     first = first_ref[0] + jnp.uint32(rows.count * steps) * program.astype(jnp.uint32)
@@ -289,33 +292,33 @@ def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, of_stream
 
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         at = number * rows.count
-        of_stream, normed = rows.load(of_stream_ref, at), rows.load(normed_ref, slot * a_slot + row + at)
-        of_copy = None if of_copy_ref is None else rows.load(of_copy_ref, at)
+        d_stream, normed = rows.load(d_stream_ref, at), rows.load(normed_ref, slot * a_slot + row + at)
+        d_copy = None if d_copy_ref is None else rows.load(d_copy_ref, at)
         inverse = triton.load(inverse_ref.at[pl.ds(slot * a_slot + row + at, rows.count)])[:, None]
-        kept = _kept(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
-        of_weights = []
+        kept = _dropout_mask(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
+        d_weights = []
         if not ends.last:  # what came is the gradient of the next s, in which y has a weight
             y = normed * vectors[2] + vectors[1]
             rows.store(made_refs[0], at, y)
-            of_weights.append(of_stream * y)
-            of_stream = _next_weight(join, rows, vectors_ref, layer) * of_stream
+            d_weights.append(d_stream * y)
+            d_stream = _next_weight(join, rows, vectors_ref, layer) * d_stream
 
-        of_y, of_s = _gradients(join, rows, of_stream, of_copy, normed, inverse, vectors[2])
-        of_product = _dropped(join, of_s.astype(of_product_ref.dtype), kept)
+        d_y, d_s = _gradients(join, rows, d_stream, d_copy, normed, inverse, vectors[2])
+        d_product = _apply_dropout(join, d_s.astype(d_product_ref.dtype), kept)
 
-        rows.store(of_x_ref, at, _weight(join, vectors) * of_s if ends.first else of_s)
-        rows.store(of_product_ref, at, of_product)
+        rows.store(d_x_ref, at, _weight(join, vectors) * d_s if ends.first else d_s)
+        rows.store(d_product_ref, at, d_product)
         if ends.first and scan:
             read = rows.load(normed_ref, (slot - 1) * a_slot + row + at)
             shift, scale = _vectors(rows, vectors_ref, jnp.maximum(layer - 1, 0), scan.columns[-1] + rows.width, 2)
             read = jnp.where(slot == 1, read, read * scale + shift)
             rows.store(made_refs[-1], at, read)
-            of_weights.append(of_s * read)
+            d_weights.append(d_s * read)
         elif ends.first and join.weight is None:
-            of_weights.append(of_s * rows.load(read_ref, at))
-        of_vectors = [of_product.astype(jnp.float32), of_y, of_y * normed]
-        of_vectors += of_weights if join.weight is None else []
-        return tuple(total + jnp.sum(one, axis=0, keepdims=True) for total, one in zip(sums, of_vectors, strict=True))
+            d_weights.append(d_s * rows.load(read_ref, at))
+        d_vectors = [d_product.astype(jnp.float32), d_y, d_y * normed]
+        d_vectors += d_weights if join.weight is None else []
+        return tuple(total + jnp.sum(one, axis=0, keepdims=True) for total, one in zip(sums, d_vectors, strict=True))
 
     numbers = ends.sums(join)
     sums = jax.lax.fori_loop(0, steps, step, (jnp.zeros((1, rows.padded), jnp.float32),) * len(numbers))
@@ -323,17 +326,17 @@ def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, of_stream
         rows.store(sums_ref, number * pl.num_programs(0) + program, total)
 
 
-def empty_sums(join: Join, of_stream: Float[Array, "M D"], count: int) -> Float[Array, "sums D"]:
-    """Where so many joins write their sums: of each vector those of all programs."""
-    return jnp.zeros((count * join.num_vectors * _programs(of_stream), of_stream.shape[1]))
+def empty_sums(join: Join, d_stream: Float[Array, "M D"], count: int) -> Float[Array, "sums D"]:
+    """Zeros for the sums that `count` joins write: for each vector, a row for each program."""
+    return jnp.zeros((count * join.num_vectors * _num_programs(d_stream), d_stream.shape[1]))
 
 
 def backward(
     join: Join,
-    of_stream: Array,
-    of_copy: Array | None,
+    d_stream: Array,
+    d_copy: Array | None,
     read: Array | None,
-    kept: Kept,
+    norms: SavedNorm,
     operands: Operands,
     sums: Array | None = None,
     number: int = 0,
@@ -343,42 +346,44 @@ def backward(
 
     In a scan this is join `number` of an iteration, and its sums are written to `sums`, in place.
     The gradient of x is left to the join before, which multiplies by the weight and finds x: so
-    `of_stream` is the gradient of the next join's s, and that join's weight has its gradient here.
+    `d_stream` is the gradient of the next join's s, and that join's weight has its gradient here.
     What the next sublayer read is made again, and returned. The last join of an iteration is given
     the gradient of y; the first computes that of x, and also makes what its own sublayer read.
     """
-    programs, ends = _programs(of_stream), _Ends.of(join, number)
-    a_program = len(of_stream) // programs
-    rows = _rows(of_stream, _BACKWARD_ELEMENTS, limit=a_program)
+    programs, ends = _num_programs(d_stream), _Ends.of(join, number)
+    a_program = len(d_stream) // programs
+    rows = _rows(d_stream, _BACKWARD_ELEMENTS, limit=a_program)
     block = rows.spec(a_program)
-    in_blocks = [one for one in (of_copy, read) if one is not None]
-    inputs = (of_stream, *kept, *operands, *in_blocks, *([] if sums is None else [sums]))
-    outputs = [of_stream.dtype, join.copy_dtype, *[join.copy_dtype] * ends.reads(join)]
-    shapes = [jax.ShapeDtypeStruct(of_stream.shape, dtype) for dtype in outputs]
-    of_sums = empty_sums(join, of_stream, 1) if sums is None else sums
+    in_blocks = [one for one in (d_copy, read) if one is not None]
+    inputs = (d_stream, *norms, *operands, *in_blocks, *([] if sums is None else [sums]))
+    outputs = [d_stream.dtype, join.copy_dtype, *[join.copy_dtype] * ends.reads(join)]
+    shapes = [jax.ShapeDtypeStruct(d_stream.shape, dtype) for dtype in outputs]
+    d_sums = empty_sums(join, d_stream, 1) if sums is None else sums
     copies = len(in_blocks) + len(outputs) + bool(join.scan and ends.first)
-    of_x, of_product, sums, *made = pl.pallas_call(
+    d_x, d_product, sums, *made = pl.pallas_call(
         functools.partial(_backward_kernel, join, rows, a_program // rows.count, ends),
         grid=(programs,),
-        in_specs=[block, *(_WHOLE for _ in (*kept, *operands)), *(block for _ in in_blocks), *([] if sums is None else [_WHOLE])],
+        in_specs=[block, *(_WHOLE for _ in (*norms, *operands)), *(block for _ in in_blocks), *([] if sums is None else [_WHOLE])],
         out_specs=[block, block, _WHOLE, *(block for _ in shapes[2:])],
-        out_shape=[*shapes[:2], jax.ShapeDtypeStruct(of_sums.shape, jnp.float32), *shapes[2:]],
+        out_shape=[*shapes[:2], jax.ShapeDtypeStruct(d_sums.shape, jnp.float32), *shapes[2:]],
         input_output_aliases={} if sums is None else {len(inputs) - 1: 2},
-        metadata=_traffic(join, of_stream, 2, copies, programs * len(ends.sums(join)) + join.num_vectors),
+        metadata=_traffic(join, d_stream, 2, copies, programs * len(ends.sums(join)) + join.num_vectors),
         name="residual_backward",
         compiler_params=_PARAMS,
         interpret=is_interpreted(),
     )(*inputs)
-    return of_x, of_product, sums, made
+    return d_x, d_product, sums, made
 
 
-def _programs(x: Array) -> int:
-    """Of the backward pass."""
+def _num_programs(x: Array) -> int:
+    """The number of programs of the backward pass."""
     return len(x) // math.gcd(len(x), _SUMMED_ROWS)
 
 
 def _rows(x: Array, elements: int, limit: int) -> _Rows:
-    """As many rows as a program may hold of each array: a power of 2 that divides `limit`."""
+    """Blocks of the most rows that a program may hold of each array: a power of 2 that divides
+    `limit`.
+    """
     padded = pl.next_power_of_2(x.shape[1])
     return _Rows(math.gcd(limit, max(1, elements // padded)), x.shape[1], padded)
 

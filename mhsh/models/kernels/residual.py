@@ -20,14 +20,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.kernels.join import FIRST, Join, Kept, Operands, backward, first_row, forward, join_of
+from mhsh.models.kernels.join import FIRST, Join, Operands, SavedNorm, backward, first_row, forward, make_join
 from mhsh.models.sublayer import Branch
 
 WIDEST = 4096  # columns of a row that the registers hold, with all that is computed of them
 
 
-def uncovered(config: ModelConfig) -> str:
-    """Why the kernels cannot add to the stream of this model; empty: they can."""
+def join_obstacle(config: ModelConfig) -> str:
+    """The reason why the kernels cannot add to the stream of this model; empty: they can."""
     if config.embed_dim % 128 or config.embed_dim > WIDEST:
         return f"model.embed_dim = {config.embed_dim} is no multiple of 128 up to {WIDEST}"
     return ""
@@ -56,7 +56,7 @@ def add_and_norm(
       branch: what the sublayer puts out.
       normed_stream: whether y is the stream, or s.
     """
-    join = join_of(config, weight if isinstance(weight, float) else None, branch.seed is not None, normed_stream)
+    join = make_join(config, weight if isinstance(weight, float) else None, branch.seed is not None, normed_stream)
     rows = [each.reshape(-1, x.shape[-1]) for each in (x, read, branch.product)]
     # In the order of mhsh/models/vectors.py, where they are neighbours: XLA slices them in one.
     vectors = jnp.concatenate([branch.bias, bias, scale, *([] if isinstance(weight, float) else [weight])])[None]
@@ -76,17 +76,17 @@ def _forward(
     join: Join, x: Array, read: Array, product: Array, vectors: Array, seed: Array, first_row: Array
 ) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     operands = Operands(vectors, seed, FIRST, FIRST, first_row)
-    stream, copy, kept = forward(join, x, product, operands)
+    stream, copy, norm = forward(join, x, product, operands)
     if join.copies:
         copy = checkpoint_name(copy, "normed")
-    kept = Kept(*(checkpoint_name(each, "normed") for each in kept))
-    return (stream, copy), (read if join.weight is None else None, kept, operands)
+    norm = SavedNorm(*(checkpoint_name(each, "normed") for each in norm))
+    return (stream, copy), (read if join.weight is None else None, norm, operands)
 
 
 def _backward(join: Join, saved: tuple[Any, ...], gradients: tuple[Array, Array]) -> tuple[Array | None, ...]:
-    of_stream, of_copy = gradients
-    of_x, of_product, sums, _ = backward(join, of_stream, of_copy if join.copies else None, *saved)
-    return of_x, None, of_product, sums.reshape(join.num_vectors, -1, sums.shape[1]).sum(1).reshape(1, -1), None, None
+    d_stream, d_copy = gradients
+    d_x, d_product, sums, _ = backward(join, d_stream, d_copy if join.copies else None, *saved)
+    return d_x, None, d_product, sums.reshape(join.num_vectors, -1, sums.shape[1]).sum(1).reshape(1, -1), None, None
 
 
 _join.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Where the kernels of this folder compute, and where XLA does: `model.kernels`."""
+"""The choice between the kernels of this folder and XLA: `model.kernels`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Iterator
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import current_platform, tensor_is_sharded
 
-_anywhere = contextvars.ContextVar("anywhere", default=False)
+_interpreter_allowed = contextvars.ContextVar("allow_interpreter", default=False)
 
 
 @contextlib.contextmanager
-def anywhere() -> Iterator[None]:
-    """What is traced within takes kernels without a GPU too. Pallas interprets them there, slowly:
-    for tests.
+def allow_interpreter() -> Iterator[None]:
+    """Inside the `with`, programs take kernels without a GPU too, where Pallas interprets them,
+    slowly: for tests. It counts while they are traced.
     """
-    token = _anywhere.set(True)
+    token = _interpreter_allowed.set(True)
     try:
         yield
     finally:
-        _anywhere.reset(token)
+        _interpreter_allowed.reset(token)
 
 
 def takes_kernels(config: ModelConfig) -> bool:
     """Whether parts of a layer that have a kernel are computed by it, on the current mesh. `auto`
     leaves them to XLA: no GPU has timed them yet.
     """
-    return config.kernels == "fused" and not obstacle()
+    return config.kernels == "fused" and not mesh_obstacle()
 
 
 def is_interpreted() -> bool:
@@ -36,8 +36,8 @@ def is_interpreted() -> bool:
     return current_platform() != "gpu"
 
 
-def obstacle() -> str:
-    """Why no kernel can run on the current mesh; empty: they can."""
-    if is_interpreted() and not _anywhere.get():
+def mesh_obstacle() -> str:
+    """The reason why no kernel can run on the current mesh; empty: they can."""
+    if is_interpreted() and not _interpreter_allowed.get():
         return f"the device is a {current_platform().upper()} and no NVIDIA GPU"
     return "mesh.tensor cuts the parameters" if tensor_is_sharded() else ""

@@ -25,7 +25,7 @@ from mhsh.config.schema import Config
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
-from mhsh.models.build import Model, build_model, by_xla
+from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.parameters import parameter_path
 from mhsh.models.types import SUBLAYERS
 from mhsh.storage.run_folder import RunFolder, vocab_file
@@ -51,7 +51,7 @@ def load_for_inference(
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     steps = newest_steps(checkpoints, num_averaged, step)
     mesh = inference_mesh(config, {}) if mesh is None else mesh
-    model = build_model(by_xla(config.model))
+    model = build_model(xla_config(config.model))
     # The parameters do not depend on the optimiser.
     abstract = abstract_state(config, optax.identity(), mesh).params
     params = average(checkpoints, steps, abstract)

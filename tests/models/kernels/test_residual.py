@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mhsh.models.dropout import dropout
-from mhsh.models.kernels.residual import add_and_norm, uncovered
-from mhsh.models.kernels.select import anywhere
+from mhsh.models.kernels.residual import add_and_norm, join_obstacle
+from mhsh.models.kernels.select import allow_interpreter
 from mhsh.models.layers import normalize
 from mhsh.models.sublayer import Branch
 from mhsh.training.sharding import put_batch
@@ -69,7 +69,7 @@ def test_values_and_all_gradients(tiny, error, case):
                 return out, pull(gradients)
             return out[0], pull((gradients[0], jnp.zeros_like(gradients[1])))
 
-        with anywhere():
+        with allow_interpreter():
             return jax.jit(run)(x, read, product, vectors, (of_stream, of_copy))
 
     out, (of_x, of_product, of_vectors) = both(by_kernel)
@@ -85,8 +85,8 @@ def test_values_and_all_gradients(tiny, error, case):
 
 
 def test_widths_that_are_not_covered(tiny):
-    assert [width for width in (64, 128, 200, 384, 4096, 8192) if not uncovered(tiny(embed_dim=width))] == [128, 384, 4096]
-    assert uncovered(tiny(embed_dim=200)) == "model.embed_dim = 200 is no multiple of 128 up to 4096"
+    assert [width for width in (64, 128, 200, 384, 4096, 8192) if not join_obstacle(tiny(embed_dim=width))] == [128, 384, 4096]
+    assert join_obstacle(tiny(embed_dim=200)) == "model.embed_dim = 200 is no multiple of 128 up to 4096"
 
 
 @pytest.mark.parametrize(("residual", "shape"), [("admin", (2, 1, 1)), pytest.param("pre_ln", (1, 1, 1), marks=pytest.mark.slow)])
@@ -106,7 +106,7 @@ def test_a_whole_step(make_config, residual, shape):
     after = {}
     for kernels in ("xla", "fused"):
         config = make_config("bert", "2l8h", **overrides, **{"model.kernels": kernels})
-        with anywhere():
+        with allow_interpreter():
             step = train_step_of(config, shape, sgd=True)
         batch = put_batch(random_batch(config, config.train.batch_size), mesh_of(*shape))
         state, (sums, *_) = step(fresh_state(config, shape, sgd=True), batch)
