@@ -134,17 +134,17 @@ def make_report(question: CompareOptions) -> Report:
 
 
 def _watch(question: CompareOptions, port: int) -> int:
-    from mhsh.report.watch import LOOPBACK, Server, Watched
+    from mhsh.report.watch import LOOPBACK, LiveReport, Server
     from mhsh.verdict.runs import find_runs
 
-    watched = Watched(question.paths, lambda: make_report(question))
+    report = LiveReport(question.paths, lambda: make_report(question))
     try:
         if not any(is_dir(absolute(path)) for path in question.paths):
             raise UserError(f"nothing to watch: none of {', '.join(question.paths)} is a folder; start a run first")
-        watched.newest()  # what cannot be read or compared is said here, not to a browser
+        report.newest()  # what cannot be read or compared is said here, not to a browser
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}; give folders that can be read") from error
-    server = Server(watched, port)
+    server = Server(report, port)
     # Suppressed from before the address is told: who reads it may interrupt at once.
     with server, contextlib.suppress(KeyboardInterrupt):
         # Flushed: whoever reads this through a pipe waits for the address.

@@ -1,4 +1,4 @@
-"""From findings to a Report: its sentences, tables and figures."""
+"""A Report of a page's findings: its sentences, tables and figures."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def build_report(page: Page, margin: float = 0.0) -> Report:
     the longest answers, and comes first.
     """
     comparisons, changes, pooled = page
-    sections = _sections(_longest_first(comparisons))
+    sections = _sections(_sort_by_budget(comparisons))
     titles = [title(section.comparison, section.prefix) for section in sections]
-    said = [f"{section.prefix}{sentence}" for section in sections for sentence in sentences(section.comparison)]
+    statements = [f"{section.prefix}{sentence}" for section in sections for sentence in sentences(section.comparison)]
     others = [build(section) for build in (measures_table, stability_table, runs_table) for section in sections]
     return Report(
         title=titles[0],
-        summary=(*(f"{line}." for line in titles[1:]), *map(pooled_words, pooled), *map(change_words, changes), *said),
+        summary=(*(f"{line}." for line in titles[1:]), *map(pooled_words, pooled), *map(change_words, changes), *statements),
         tables=(*groups_tables(sections), *(table for table in others if table is not None)),
         curves=_curves(sections),
         training=training_table(sections),
@@ -71,7 +71,7 @@ def build_report(page: Page, margin: float = 0.0) -> Report:
 
 
 def _caption(sections: Sequence[ReportSection], changes: int) -> str:
-    """What a table of results in a paper says of its numbers."""
+    """The caption of the table of results in a paper: it says how its numbers were made."""
     groups = [group for section in sections for group in section.groups]
     seeds = sorted({len(group.trained_members) for group in groups if group.trained_members})
     words = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
@@ -85,7 +85,7 @@ def _caption(sections: Sequence[ReportSection], changes: int) -> str:
     ).rstrip()
 
 
-def _longest_first(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def _sort_by_budget(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Sections that differ in their budget alone, by falling budgets; the others as they came."""
     settings = [each.experiment.groups[0].settings if each.experiment.groups else {} for each in comparisons]
     kinds = [tuple(words for words in each.section if not words.startswith("budget ")) for each in comparisons]
@@ -138,7 +138,8 @@ def _curves(sections: Sequence[ReportSection]) -> Curves | None:
         splits = dict(reversed(splits.items()))
     return Curves(
         runs=tuple(
-            CurveRun(name, _drawn(run, axes, most)) for name, run in zip(numbered(run.name for run in runs), runs, strict=True)
+            CurveRun(name, _drawn_curves(run, axes, most))
+            for name, run in zip(numbered(run.name for run in runs), runs, strict=True)
         ),
         groups=tuple(groups),
         baseline=_baseline_words(sections) if any(group.pairs for group in groups) else "",
@@ -197,7 +198,7 @@ def _curve_groups(section: ReportSection) -> list[CurveGroup]:
     return groups
 
 
-def _drawn(run: RecordedRun, axes: Sequence[str], most: int) -> dict[str, DrawnCurve]:
+def _drawn_curves(run: RecordedRun, axes: Sequence[str], most: int) -> dict[str, DrawnCurve]:
     def places(curve: Curve, axis: str) -> np.ndarray:
         return curve.x["tokens"] / (_parameters(run) or math.nan) if axis == PER_PARAMETER else curve.x[axis]
 
@@ -242,9 +243,11 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
         name = ", ".join([*comparison.section[:1] * several, group.name])
         looks.setdefault(name, (color, len([each for each, _ in looks.values() if each == color])))
         finding = comparison.findings[place]
-        for of_difference, of in ((False, comparison.estimates[place]), (True, finding.difference if finding else None)):
-            if of is not None:
-                lines[of_difference].setdefault(name, []).append(_estimated(math.fsum(spent) / len(spent), of, group.name))
+        for of_difference, estimate in ((False, comparison.estimates[place]), (True, finding.difference if finding else None)):
+            if estimate is not None:
+                lines[of_difference].setdefault(name, []).append(
+                    _estimate_point(math.fsum(spent) / len(spent), estimate, group.name)
+                )
     measure = sections[0].comparison.measure.name
     found = []
     for of_difference, words in ((False, measure), (True, f"difference in {measure}")):
@@ -259,6 +262,6 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
     return found
 
 
-def _estimated(x: float, of: Estimate, label: str) -> Point:
-    low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
-    return Point(x, of.mean, low, high, label)
+def _estimate_point(x: float, estimate: Estimate, label: str) -> Point:
+    low, high = (value if math.isfinite(value) else None for value in (estimate.low, estimate.high))
+    return Point(x, estimate.mean, low, high, label)

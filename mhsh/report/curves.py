@@ -32,7 +32,7 @@ _METRICS = {
 
 
 class Line(NamedTuple):
-    """What is drawn of a group; nan is a gap, and the interval of a single run."""
+    """The line of a group with its band; nan is a gap, and the interval of a single run."""
 
     x: np.ndarray
     y: np.ndarray
@@ -65,12 +65,12 @@ def drawn_curve(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], 
     if count <= most:
         return DrawnCurve(_columns(x, metrics, rows), window)
     others = [values for key, values in metrics.items() if key != "loss"]
-    kept = [thin(metrics["loss"], most // 2)]
-    kept += [thin(values, most // (2 * len(others))) for values in others]
+    indices = [thin(metrics["loss"], most // 2)]
+    indices += [thin(values, most // (2 * len(others))) for values in others]
     spacing = math.ceil(2 * count / most)
     even = np.unique(np.concatenate([[0], rows[::-1][::spacing]]))  # ends with the last row
     smoothed = {key: values if key in AS_LOGGED else smooth(values) for key, values in metrics.items()}
-    return DrawnCurve(_columns(x, metrics, np.unique(np.concatenate(kept))), window, _columns(x, smoothed, even), spacing)
+    return DrawnCurve(_columns(x, metrics, np.unique(np.concatenate(indices))), window, _columns(x, smoothed, even), spacing)
 
 
 def _columns(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], rows: np.ndarray) -> Columns:
@@ -79,12 +79,12 @@ def _columns(x: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray], row
     for axis, values in x.items():
         factor = float(values[-1] / steps[-1]) if axis != "step" and len(steps) and steps[-1] else math.nan
         proportional = math.isfinite(factor) and np.allclose(values, factor * steps, rtol=1e-7, atol=0)
-        places[axis] = factor if proportional else rounded(values[rows], _X_DIGITS)
-    return Columns(places, {key: rounded(values[rows], _Y_DIGITS) for key, values in metrics.items()})
+        places[axis] = factor if proportional else round_digits(values[rows], _X_DIGITS)
+    return Columns(places, {key: round_digits(values[rows], _Y_DIGITS) for key, values in metrics.items()})
 
 
-def rounded(values: np.ndarray, digits: int) -> Numbers:
-    """To so many significant digits: the page is a third smaller. None where not finite."""
+def round_digits(values: np.ndarray, digits: int) -> Numbers:
+    """Rounds to so many significant digits: the page is a third smaller. None where not finite."""
     return tuple(_plain(float(f"{value:.{digits}g}")) if math.isfinite(value) else None for value in values.tolist())
 
 
@@ -119,9 +119,9 @@ def difference_lines(curves: Curves, group: int, split: str) -> list[Line]:
     lines = []
     for run, other in curves.groups[group].pairs:
         (x, y), (other_x, other_y) = _run_line(curves, run, split), _run_line(curves, other, split)
-        both, ours, theirs = np.intersect1d(x, other_x, return_indices=True)
-        if len(both):
-            lines.append((both, y[ours] - other_y[theirs]))
+        steps, ours, theirs = np.intersect1d(x, other_x, return_indices=True)
+        if len(steps):
+            lines.append((steps, y[ours] - other_y[theirs]))
     return [_mean(lines, curves.half_intervals)] if lines else []
 
 
@@ -132,8 +132,8 @@ def _mean(lines: Sequence[tuple[np.ndarray, np.ndarray]], half_intervals: Number
         grid = grid[np.floor(np.linspace(0, len(grid) - 1, GRID_POINTS) + 0.5).astype(int)]
     values = np.array([np.interp(grid, x, y) for x, y in lines])
     mean, factor = values.mean(axis=0), half_intervals[len(lines)]
-    half = np.full(len(grid), np.nan) if factor is None else factor * values.std(axis=0, ddof=1)
-    return Line(grid, mean, mean - half, mean + half)
+    half_width = np.full(len(grid), np.nan) if factor is None else factor * values.std(axis=0, ddof=1)
+    return Line(grid, mean, mean - half_width, mean + half_width)
 
 
 def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
@@ -145,13 +145,13 @@ def thin(loss: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
     """
     if len(loss) <= most:
         return np.arange(len(loss))
-    kept, finite = [np.array([0, len(loss) - 1])], np.isfinite(loss)
+    indices, finite = [np.array([0, len(loss) - 1])], np.isfinite(loss)
     edges = np.linspace(0, len(loss), max(1, (most - 2) // 3) + 1).astype(int)
     for rows in np.split(np.arange(len(loss)), edges[1:-1]):
         known = rows[finite[rows]]
-        kept += [known[[loss[known].argmin(), loss[known].argmax()]]] if len(known) else []
-        kept.append(rows[~finite[rows]][:1])
-    return np.unique(np.concatenate(kept))
+        indices += [known[[loss[known].argmin(), loss[known].argmax()]]] if len(known) else []
+        indices.append(rows[~finite[rows]][:1])
+    return np.unique(np.concatenate(indices))
 
 
 def most_points(curves: int) -> int:

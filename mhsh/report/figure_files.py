@@ -114,7 +114,7 @@ def figure_bytes(figure: Figure, kind: str, author: str) -> bytes:
     """
     metadata: dict[str, Any] = {"Software": author} if kind == "png" else {"Creator": author, "Date": None}
     buffer = io.BytesIO()
-    with _printable(author, figure):
+    with _stable_output(author, figure):
         figure.savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
 
@@ -124,13 +124,13 @@ def pdf_bytes(figures: Sequence[Figure], author: str) -> bytes:
     buffer = io.BytesIO()
     with PdfPages(buffer, metadata={"Creator": author, "CreationDate": None}) as pages:
         for figure in figures:
-            with _printable(author, figure):
+            with _stable_output(author, figure):
                 pages.savefig(figure)
     return buffer.getvalue() + f"% {author}\n".encode()  # a comment, after the end
 
 
 @contextlib.contextmanager
-def _printable(author: str, figure: Figure) -> Iterator[None]:
+def _stable_output(author: str, figure: Figure) -> Iterator[None]:
     # svg.hashsalt: matplotlib's element names are random without it.
     with mpl.rc_context({"svg.hashsalt": author}), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; the run is named in full in the report.

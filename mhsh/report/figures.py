@@ -59,7 +59,7 @@ def points_figure(points: Points, width: float = COLUMN) -> Figure:
     figure = Figure(figsize=(width, 2.5), layout="constrained")
     axes = figure.subplots()
     styles = [curve_style(series.color, series.variant) for series in points.series]
-    for series, style, x in zip(points.series, styles, _beside(points), strict=True):
+    for series, style, x in zip(points.series, styles, _spread_places(points), strict=True):
         y = [point.y for point in series.points]
         low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
         high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
@@ -77,9 +77,9 @@ def points_figure(points: Points, width: float = COLUMN) -> Figure:
     return figure
 
 
-def _beside(points: Points) -> list[Float[np.ndarray, " points"]]:
-    """Where the points of each series are drawn on the x-axis: a little apart where series share a
-    place, since intervals that lie on each other hide each other.
+def _spread_places(points: Points) -> list[Float[np.ndarray, " points"]]:
+    """The places on the x-axis at which the points of each series are drawn: a little apart where
+    series share a place, since intervals that lie on each other hide each other.
     """
     places = [np.array([point.x for point in series.points]) for series in points.series]
     every = np.concatenate([*places, []])

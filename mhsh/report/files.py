@@ -32,9 +32,9 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -> Callable[[Report], list[Path]]:
-    """What writes a report to `page` and beside it: report.json, report.md, report.csv (the results
-    of all sections), and an svg for each figure; with `with_png` also a png, and with `for_paper`
-    report.pdf (all figures) and report.tex. The writer gives the paths.
+    """A function that writes a report to `page` and beside it: report.json, report.md, report.csv
+    (the results of all sections), and an svg for each figure; with `with_png` also a png, and with
+    `for_paper` report.pdf (all figures) and report.tex. The function returns the paths.
 
     Raises:
       UserError: one of these files exists and is not a former report; checked before anything is
@@ -48,7 +48,7 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
 
     def write_files(report: Report) -> list[Path]:
         contents = {page: to_html(report), Path(f"{stem}.json"): to_json(report)}
-        figures = _figures(report)
+        figures = _named_figures(report)
         with figure_style():
             drawn = [(end, draw()) for end, _, draw in figures]
             contents |= {Path(f"{stem}{end}.{kind}"): figure_bytes(each, kind, MARK) for kind in kinds for end, each in drawn}
@@ -67,8 +67,10 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
     return write_files
 
 
-def _figures(report: Report) -> list[tuple[str, str, Callable[..., Figure]]]:
-    """Of every figure the end of its file's name, its title, and what draws it in a width."""
+def _named_figures(report: Report) -> list[tuple[str, str, Callable[..., Figure]]]:
+    """For each figure: the end of its file's name, its title, and a function that draws it in a
+    width.
+    """
     found: list[tuple[str, str, Callable[..., Figure]]] = []
     if report.differences:
         found.append(("_forest", "Differences", functools.partial(forest_figure, report)))
@@ -127,24 +129,24 @@ def tables_to_csv(tables: Sequence[Table]) -> bytes:
     in full, and the ends of their intervals. Text that begins like a formula gets an apostrophe in
     front, for spreadsheets.
     """
-    rows = [{"section": table.section} | _values(table, row) for table in tables for row in table.rows]
+    rows = [{"section": table.section} | _row_values(table, row) for table in tables for row in table.rows]
     headings = [name for name in dict.fromkeys(itertools.chain(*rows)) if any(row.get(name) not in (None, "") for row in rows)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     # The last heading is the mark of files that a later report may replace. Its cells are empty.
-    writer.writerow([*map(_inert, headings), MARK])
-    writer.writerows([*(_inert(row.get(name)) for name in headings), ""] for row in rows)
+    writer.writerow([*map(_escape_formula, headings), MARK])
+    writer.writerows([*(_escape_formula(row.get(name)) for name in headings), ""] for row in rows)
     return text.getvalue().encode()
 
 
-def _values(table: Table, row: Row) -> dict[str, object]:
-    """What stands in a row, by heading."""
+def _row_values(table: Table, row: Row) -> dict[str, object]:
+    """The values of a row, by heading."""
     found: dict[str, object] = {}
-    for column, cell in zip(table.columns, row.full, strict=True):
+    for column, cell in zip(table.columns, row.full_cells, strict=True):
         ends = {f"{column.name} low": cell.low, f"{column.name} high": cell.high}
         found |= {column.name: cell.value, **ends} if column.numeric else {column.name: cell.words}
     return found
 
 
-def _inert(value: object) -> object:
+def _escape_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value

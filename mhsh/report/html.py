@@ -84,7 +84,7 @@ class Forest:
     high: float
     margin: float | None
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """A place in a picture that is 200 wide, with room for signs of what lies beyond."""
         return round(min(196.0, max(4.0, 8 + 184 * (value - self.low) / (self.high - self.low))), 1)
 
@@ -96,7 +96,7 @@ class Forest:
 
 
 def _style_of(report: Report, row: Row) -> CurveStyle | None:
-    """That of the curve of the row's group or run."""
+    """The style of the curve of the row's group or run; None: it has none."""
     if report.curves is None or (row.run is None and row.group is None):
         return None
     if row.run is not None:
@@ -106,12 +106,12 @@ def _style_of(report: Report, row: Row) -> CurveStyle | None:
 
 
 def _cells(table: Table, row: Row) -> list[tuple[Column, TableCell]]:
-    """What stands in columns: a caution stands below the name."""
-    return [(column, cell) for column, cell in zip(table.columns, row.full, strict=True) if column.name != CAUTION]
+    """The cells that stand in columns of their own: a caution stands below the name."""
+    return [(column, cell) for column, cell in zip(table.columns, row.full_cells, strict=True) if column.name != CAUTION]
 
 
 def _caution(table: Table, row: Row) -> str:
-    return next((cell.text for column, cell in zip(table.columns, row.full, strict=True) if column.name == CAUTION), "")
+    return next((cell.text for column, cell in zip(table.columns, row.full_cells, strict=True) if column.name == CAUTION), "")
 
 
 def _run_style(curves: Curves, run: int) -> CurveStyle:
@@ -121,7 +121,7 @@ def _run_style(curves: Curves, run: int) -> CurveStyle:
 
 
 def _content(report: Report) -> dict[str, Any]:
-    """What the scripts read: the fields of Curves, the points, and the styles of all lines."""
+    """The data that the scripts read: the fields of Curves, the points, the styles of all lines."""
     content = msgspec.to_builtins(report.curves) if report.curves else {"runs": ()}
     content["points"] = msgspec.to_builtins(report.points)
     for series in (series for figure in content["points"] for series in figure["series"]):
@@ -143,7 +143,9 @@ def _to_json(value: Any) -> str:
 
 
 def _read_asset(name: str) -> str:
-    """With the line ends that an HTML parser makes, so that its hash is the browser's."""
+    """A file of the page, with the line ends that an HTML parser makes, so that its hash is the
+    browser's.
+    """
     return resources.files("mhsh.report").joinpath("page", name).read_text(encoding="utf-8")
 
 

@@ -53,5 +53,5 @@ def _item(claim: str) -> str:
 def _table(table: Table) -> str:
     rules = ["---:" if column.numeric else "---" for column in table.columns]
     rows = [[escape(column.name) for column in table.columns], rules]
-    rows += [[escape(cell.words) for cell in row.full] for row in table.rows]
+    rows += [[escape(cell.words) for cell in row.full_cells] for row in table.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,4 +1,4 @@
-"""What `mhsh probe` found, out of its JSON: its tables, with means over seeds, and its pictures."""
+"""The results of `mhsh probe`, out of its JSON: tables, with means over seeds, and pictures."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ Cells = dict[str, str | float]  # a row of a table, by column
 
 
 def tables(document: Document) -> list[Table]:
-    """What `mhsh probe` found: means over seeds where there are several, and the other models."""
+    """The tables of a probe: means over seeds where there are several, and the other models."""
     if document["kind"] == "amplification":
         return [_scheme_table(document["schemes"])]
     title, cells_of = _TABLES[document["kind"]]
     cells = [list(cells_of(model["result"])) for model in document["models"]]
     columns = list(max(itertools.chain(*cells), key=len))  # a decoder has all sublayers of an encoder
-    alone, seeds = [], []
+    single_rows, mean_rows = [], []
     for name, indices in model_groups(document["models"]):
         for stack in zip(*(cells[index] for index in indices), strict=True):
             row = [name, *(_over_seeds([each.get(column, "") for each in stack]) for column in columns)]
-            (alone if len(indices) == 1 else seeds).append(row)
-    found = [Table.of_text(title, ["model", *columns], alone)] if alone else []
-    if seeds:
-        names, *means = zip(*seeds, strict=True)
+            (single_rows if len(indices) == 1 else mean_rows).append(row)
+    found = [Table.from_text(title, ["model", *columns], single_rows)] if single_rows else []
+    if mean_rows:
+        names, *means = zip(*mean_rows, strict=True)
         rows = [[column, *row] for column, row in zip(columns, means, strict=True)]
-        found.append(Table.of_text(f"{title}; over seeds, with 95 % intervals", ["", *names], rows))
+        found.append(Table.from_text(f"{title}; over seeds, with 95 % intervals", ["", *names], rows))
     return found
 
 
@@ -64,9 +64,9 @@ def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
     a single model; of several, their shape, scheme and number.
     """
     configs = [from_record(model["config"], model["name"]) for model in models]
-    alike = [(reset_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
+    keys = [(reset_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
     groups = []
-    for indices in group_by_seeds(alike, configs):
+    for indices in group_by_seeds(keys, configs):
         first = configs[indices[0]].model
         several = f"{shape_name(first)} {first.residual}, {len(indices)} seeds"
         groups.append((several if len(indices) > 1 else models[indices[0]]["name"], indices))
@@ -74,7 +74,7 @@ def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
 
 
 def _over_seeds(cells: Sequence[str | float]) -> str:
-    """One column of the models of a group."""
+    """The cell of a group in one column: the mean over its models, or their common text."""
     numbers = [cell for cell in cells if not isinstance(cell, str)]
     if len(numbers) < len(cells):
         return str(cells[0]) if len(set(cells)) == 1 else ""
@@ -133,15 +133,15 @@ def _similarity_cells(result: dict[str, Figures]) -> Iterator[Cells]:
 def _ablation_cells(result: dict[str, Figures]) -> Iterator[Cells]:
     for stack, figures in result.items():
         depth, whole, skipped = len(figures["skipped"]), np.mean(figures["whole"]), _more_loss(figures, "skipped")
-        half = max(count for count in map(int, figures["without_last"]) if count <= max(1, depth // 2))
+        half_depth = max(count for count in map(int, figures["without_last"]) if count <= max(1, depth // 2))
         yield {
             "stack": stack,
             "loss": float(whole),
             "+ a layer skipped": float(skipped.mean()),
             "most": float(skipped.mean(axis=0).max()),
             "+ two swapped": float(_more_loss(figures, "swapped").mean()) if figures["swapped"] else "",
-            "last left out": f"{half} of {depth}",
-            "+": float(np.mean(figures["without_last"][str(half)]) - whole),
+            "last left out": f"{half_depth} of {depth}",
+            "+": float(np.mean(figures["without_last"][str(half_depth)]) - whole),
             "influence": float(np.mean(figures["influence"])),
             "on later": float(np.mean(figures["later"])),
         }
@@ -173,7 +173,7 @@ def _scheme_table(schemes: Sequence[dict[str, Any]]) -> Table:
         rows.append([scheme["scheme"], scheme["theory"], *growth, *(f"{end:.4g}" for end in ends)])
     depths = [f"{schemes[0]['points'][place]['layers']} layers" for place in (0, -1)]
     columns = ["scheme", "theory", "exponent", "95 %", "best law", *depths]
-    return Table.of_text("E|f(w) - f(w + delta)|^2, fresh", columns, rows)
+    return Table.from_text("E|f(w) - f(w + delta)|^2, fresh", columns, rows)
 
 
 def picture(document: Document, kind: str) -> bytes:
@@ -205,8 +205,8 @@ def _band(axes: Axes, index: int, label: str, x: np.ndarray, rows: Sequence[Any]
     mean, factor = values.mean(axis=0), half_width_factor(len(values))
     _line(axes, index, label, x, mean)
     if factor is not None:
-        half = factor * values.std(axis=0, ddof=1)
-        axes.fill_between(x, mean - half, mean + half, color=curve_style(index).color, alpha=0.15, linewidth=0)
+        half_width = factor * values.std(axis=0, ddof=1)
+        axes.fill_between(x, mean - half_width, mean + half_width, color=curve_style(index).color, alpha=0.15, linewidth=0)
 
 
 def _stacks(document: Document, key: str | None = None) -> Iterator[tuple[str, list[Figures]]]:

@@ -15,7 +15,7 @@ Numbers = tuple[int | float | None, ...]  # None: a gap
 
 @dataclasses.dataclass(frozen=True)
 class TableCell:
-    """What stands in a table, and the numbers behind it for a CSV."""
+    """The text of one place in a table, and the numbers behind it for a CSV."""
 
     text: str
     mark: str = ""  # a sign after the text, which the table's note explains
@@ -50,7 +50,7 @@ class Row:
     run: int | None = None
 
     @property
-    def full(self) -> list[TableCell]:
+    def full_cells(self) -> list[TableCell]:
         """The cells, all of them TableCells."""
         return [TableCell(cell) if isinstance(cell, str) else cell for cell in self.cells]
 
@@ -67,7 +67,7 @@ class Table:
     section: str = ""  # what it is of, where there are several of its kind
 
     @classmethod
-    def of_text(cls, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
+    def from_text(cls, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
         """A table of text alone."""
         return cls(title, tuple(map(Column, headings)), tuple(Row(tuple(cells)) for cells in rows), note)
 
@@ -76,14 +76,14 @@ class Table:
         """The places of its columns of differences."""
         return [place for place, column in enumerate(self.columns) if column.forest]
 
-    def without_empty_columns(self) -> Table:
-        """Without the columns that hold no text in any row."""
+    def drop_empty_columns(self) -> Table:
+        """The table without the columns that hold no text in any row."""
         places = range(len(self.columns))
-        kept = [place for place in places if any(row.full[place].words for row in self.rows) or not self.rows]
-        return self.with_columns(kept)
+        filled = [place for place in places if any(row.full_cells[place].words for row in self.rows) or not self.rows]
+        return self.select_columns(filled)
 
-    def with_columns(self, places: Sequence[int]) -> Table:
-        """With the columns at these places alone."""
+    def select_columns(self, places: Sequence[int]) -> Table:
+        """The table with the columns at these places alone."""
         rows = tuple(dataclasses.replace(row, cells=tuple(row.cells[place] for place in places)) for row in self.rows)
         return dataclasses.replace(self, columns=tuple(self.columns[place] for place in places), rows=rows)
 
@@ -224,14 +224,14 @@ class Report:
 
     @property
     def differences(self) -> list[TableCell]:
-        """Those of all groups that have one."""
-        cells = [row.full[place] for table in self.results for place in table.forests for row in table.rows]
+        """The differences of all groups that have one."""
+        cells = [row.full_cells[place] for table in self.results for place in table.forests for row in table.rows]
         return [cell for cell in cells if cell.value is not None]
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What is drawn of the differences. Intervals are cut that are over five times as far from
-        zero as half of them.
+        """The lowest and the highest value that is drawn of the differences. Intervals are cut that
+        are over five times as far from zero as half of them.
         """
         ends = [value for cell in self.differences for value in (cell.value, cell.low, cell.high) if value is not None]
         most = 5 * statistics.median(map(abs, ends)) if ends else 0.0

@@ -35,23 +35,23 @@ def title(comparison: Comparison, prefix: str = "") -> str:
     if any(finding.verdict == OTHER_UNIT for finding in findings):
         return f"{prefix}No verdict: {unit_mismatch(comparison.experiment.runs)}, so the losses are not in one unit"
     trained = {
-        place: own for place, own in enumerate(comparison.estimates) if own is not None and not groups[place].untrained_members
+        place: mean for place, mean in enumerate(comparison.estimates) if mean is not None and not groups[place].untrained_members
     }
     if not trained:
         return f"{prefix}{'No run has trained' if any(group.untrained_members for group in groups) else 'No run has finished'} yet"
     best = (min if comparison.measure.lower_is_better else max)(trained, key=lambda place: trained[place].mean)
     rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
-    rivals = [place for place in rivals if _compared(comparison, best, place).difference is not None]
+    rivals = [place for place in rivals if _finding_between(comparison, best, place).difference is not None]
     if not rivals:
-        alone = f"{groups[best].name} ends at a {comparison.measure.name} of {_of(trained[best])}"
+        answer = f"{groups[best].name} ends at a {comparison.measure.name} of {_mean_words(trained[best])}"
         others = [group for place, group in enumerate(groups) if place not in trained]
-        return _fitting(prefix, [f"{alone}; {_beside(others)}", alone] if others else [alone])
+        return _short_answer(prefix, [f"{answer}; {_unmeasured_words(others)}", answer] if others else [answer])
     nearest = min(rivals, key=lambda place: abs(trained[place].mean - trained[best].mean))
-    return _fitting(prefix, _answers(comparison, best, nearest))
+    return _short_answer(prefix, _answers(comparison, best, nearest))
 
 
-def _beside(others: Sequence[Group]) -> str:
-    """What is said of the groups without a mean beside the one that has one."""
+def _unmeasured_words(others: Sequence[Group]) -> str:
+    """Why the groups without a mean have none, for a sentence on the one group that has one."""
     names = format_names([group.name for group in others])
     if not any(group.untrained_members for group in others):
         return f"{names} {'has' if len(others) == 1 else 'have'} no finished run yet"
@@ -59,38 +59,41 @@ def _beside(others: Sequence[Group]) -> str:
 
 
 def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
-    """The same answer in fewer and fewer words. One of the two groups is the baseline."""
-    finding = _compared(comparison, best, other)
-    apart = finding.difference
-    assert apart is not None
+    """The answer on two groups, of which one is the baseline, in fewer and fewer words."""
+    finding = _finding_between(comparison, best, other)
+    difference = finding.difference
+    assert difference is not None
     if best == comparison.baseline:
-        apart = dataclasses.replace(apart, mean=-apart.mean, low=-apart.high, high=-apart.low)
+        difference = dataclasses.replace(difference, mean=-difference.mean, low=-difference.high, high=-difference.low)
     ours, theirs = (comparison.experiment.groups[place].name for place in (best, other))
     start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
     if finding.decision is not None and finding.decision.words == EQUIVALENT and finding.verdict != TOO_FEW_SEEDS:
         start = f"Equivalent within {finding.decision.margin:g}"
     start = "No fair comparison" if finding.fairness.unequal else start
-    ends = f"ends {format_loss(abs(apart.mean))} {'below' if apart.mean < 0 else 'above'}"
-    own = [part for part in ours.split(", ") if part not in theirs.split(", ")[1:]]
-    short = ours if len(own) == len(ours.split(", ")) else ", ".join(own)
-    beside = "the baseline" if other == comparison.baseline else "the next"
-    names = ((ours, theirs), (ours, beside), (short, beside), (" ".join([*short.split()[:4], "\u2026"]), beside))
-    sure = _interval(apart)
+    ends = f"ends {format_loss(abs(difference.mean))} {'below' if difference.mean < 0 else 'above'}"
+    parts = [part for part in ours.split(", ") if part not in theirs.split(", ")[1:]]
+    short = ours if len(parts) == len(ours.split(", ")) else ", ".join(parts)
+    rival = "the baseline" if other == comparison.baseline else "the next"
+    names = ((ours, theirs), (ours, rival), (short, rival), (" ".join([*short.split()[:4], "\u2026"]), rival))
+    interval = _interval_words(difference)
     return [
         f"{f'{start}: ' * bool(start)}{one} {ends} {two} ({words})"
         for one, two in names
-        for words in (sure, sure.removeprefix("95 % interval ").split(_NOT_ENOUGH)[0].removesuffix(" is").removesuffix(" are"))
+        for words in (
+            interval,
+            interval.removeprefix("95 % interval ").split(_NOT_ENOUGH)[0].removesuffix(" is").removesuffix(" are"),
+        )
     ]
 
 
-def _fitting(prefix: str, answers: Sequence[str]) -> str:
+def _short_answer(prefix: str, answers: Sequence[str]) -> str:
     """The first answer that has at most MOST_WORDS words, else the last."""
     return next(
         (text for text in (f"{prefix}{each}" for each in answers) if len(text.split()) <= MOST_WORDS), f"{prefix}{answers[-1]}"
     )
 
 
-def _compared(comparison: Comparison, place: int, other: int) -> Finding:
+def _finding_between(comparison: Comparison, place: int, other: int) -> Finding:
     """The finding on two groups, of which one is the baseline."""
     finding = comparison.findings[other if place == comparison.baseline else place]
     assert finding is not None
@@ -98,15 +101,15 @@ def _compared(comparison: Comparison, place: int, other: int) -> Finding:
 
 
 def sentences(comparison: Comparison) -> Iterable[str]:
-    """What follows the title: first what a reader must beware of."""
+    """The sentences below the title: first those on what a reader must beware of."""
     groups = comparison.experiment.groups
     if not groups:
         return
     findings = [finding for finding in comparison.findings if finding is not None]
     begun = [finding for finding in findings if finding.group.runs]
-    said = [(each.group.name, fairness_words(each.fairness, _better(comparison, each))) for each in begun]
-    fair = [entry for entry in said if entry[1].startswith(_FAIR)]
-    yield from _together((name, words) for name, words in said if not words.startswith(_FAIR))
+    statements = [(each.group.name, fairness_words(each.fairness, _is_better(comparison, each))) for each in begun]
+    fair = [entry for entry in statements if entry[1].startswith(_FAIR)]
+    yield from _join_groups((name, words) for name, words in statements if not words.startswith(_FAIR))
     for finding in findings:
         if finding.verdict == UNTRAINED:
             shares = [_trained_words(each) for each in (finding.group, groups[comparison.baseline])]
@@ -117,8 +120,8 @@ def sentences(comparison: Comparison) -> Iterable[str]:
                 else ""
             )
             yield f"{' and '.join(shares)}{fisher}{ranks}: their losses are not compared."
-    yield from _together(fair)
-    yield from _missing(groups)
+    yield from _join_groups(fair)
+    yield from _missing_sentences(groups)
     choices = _choices(groups)
     for group, choice in choices:
         yield from _choice_words(choice, group)
@@ -126,9 +129,9 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         counts = [f"{choice.trials} for {group.name}" for group, choice in choices]
         yield f"The tuning budgets differ: {format_list(counts)} finished trials."
     clocks = [(finding.group.name, format_list(finding.fairness.clock)) for finding in findings if finding.fairness.clock]
-    yield from _together((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
+    yield from _join_groups((name, f"device seconds are not comparable: different {clock}.") for name, clock in clocks)
     for finding in findings:
-        yield from _pairing(comparison, finding)
+        yield from _pairing_sentences(comparison, finding)
     unknown = [each.group.name for each in findings if math.isinf(comparison.doubt(groups.index(each.group)).error)]
     if unknown:
         others = (
@@ -137,9 +140,9 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         yield f"{format_names(unknown)} and {groups[comparison.baseline].name}: {others}."
     if any(finding.verdict == TOO_FEW_SEEDS for finding in findings):
         yield TOO_FEW
-    yield from _overlaps(groups)
+    yield from _overlap_sentences(groups)
     for group in groups:
-        yield from _untrained(group)
+        yield from _untrained_sentences(group)
 
 
 def cautions(comparison: Comparison, place: int) -> list[str]:
@@ -149,14 +152,14 @@ def cautions(comparison: Comparison, place: int) -> list[str]:
     if finding is not None and finding.fairness.unequal:
         found.append(f"not comparable: different {format_list(finding.fairness.unequal)}")
     if finding is not None and finding.difference is not None:
-        if finding.fairness.may_be_size(_better(comparison, finding)):
-            found.append(f"not comparable: {_size(finding.fairness)}")
+        if finding.fairness.may_be_size(_is_better(comparison, finding)):
+            found.append(f"not comparable: {_size_words(finding.fairness)}")
         if len(finding.fairness.factors) > 1:
             found.append(f"several things differ: {format_list(finding.fairness.factors)}")
-    steady = comparison.stabilities[place]
-    if steady is not None and steady.first_spike is not None:
-        run, step, loss = steady.first_spike
-        found.append(f"{steady.spikes:.2g} loss spikes per 1,000 steps, to {format_loss(loss)} at step {step:,.0f} of {run}")
+    stability = comparison.stabilities[place]
+    if stability is not None and stability.first_spike is not None:
+        run, step, loss = stability.first_spike
+        found.append(f"{stability.spikes:.2g} loss spikes per 1,000 steps, to {format_loss(loss)} at step {step:,.0f} of {run}")
     if group.choice and group.choice.optimum and group.choice.optimum.at_edge:
         found.append(f"its best {group.choice.over.split('.')[1]} is at the edge of those tried")
     if group.choice and not group.choice.is_final:
@@ -164,18 +167,18 @@ def cautions(comparison: Comparison, place: int) -> list[str]:
     return found
 
 
-def unbounded(comparison: Comparison, place: int) -> str:
+def unbounded_reason(comparison: Comparison, place: int) -> str:
     """Why the interval of a group's difference lacks a bound; empty where it lacks none."""
     finding = comparison.findings[place]
-    apart = finding.difference if finding is not None else None
-    if apart is None or not apart.has_interval or math.isfinite(apart.high - apart.low):
+    difference = finding.difference if finding is not None else None
+    if difference is None or not difference.has_interval or math.isfinite(difference.high - difference.low):
         return ""
     if math.isinf(comparison.doubt(place).error):
         return "parts of the validation loss are missing"
     return "the values tried give none"
 
 
-def _untrained(group: Group) -> Iterable[str]:
+def _untrained_sentences(group: Group) -> Iterable[str]:
     """Which runs did not train, and what the training of the first stuck one said that one might
     try.
     """
@@ -196,31 +199,35 @@ def _untrained(group: Group) -> Iterable[str]:
 
 def change_words(change: Change) -> str:
     """`1 head a layer (24x1 admin): large instead of small changes the difference from ...`"""
-    apart = change.estimate
+    difference = change.estimate
     interval = (
-        f" ({format_interval(apart.low, apart.high)})" if apart.has_interval and math.isfinite(apart.high - apart.low) else ""
+        f" ({format_interval(difference.low, difference.high)})"
+        if difference.has_interval and math.isfinite(difference.high - difference.low)
+        else ""
     )
     names = " and ".join(dict.fromkeys(change.groups))
     before, after = map(format_signed, change.means)
-    move = f"changes the difference from {before} to {after}, by {format_signed(apart.mean)}{interval}"
-    chance = "" if apart.is_significant else ", which may be chance"
-    if apart.has_interval and not interval:
+    move = f"changes the difference from {before} to {after}, by {format_signed(difference.mean)}{interval}"
+    chance = "" if difference.is_significant else ", which may be chance"
+    if difference.has_interval and not interval:
         chance = ". The values tried do not bound this change"
     unfair = f". The two are not comparable: different {format_list(change.unequal)}" if change.unequal else ""
     return f"{change.relation} ({names}): {change.other} instead of {change.first} {move}{chance}{unfair}."
 
 
 def pooled_words(pooled: PooledDifference) -> str:
-    """Of several sweeps together."""
-    apart, where = pooled.estimate, f"over {len(pooled.sections)} sweeps ({format_names(pooled.sections)})"
-    mean = f"{format_signed(apart.mean)} ({format_interval(apart.low, apart.high)})"
+    """The sentence on a difference that is pooled over several sweeps."""
+    difference, where = pooled.estimate, f"over {len(pooled.sections)} sweeps ({format_names(pooled.sections)})"
+    mean = f"{format_signed(difference.mean)} ({format_interval(difference.low, difference.high)})"
     when = "as planned" if pooled.planned else "post hoc"
     same = f"{pooled.same_sign} of {pooled.pairs} pairs of seeds have its sign"
     return f"{pooled.relation}: {where} the difference is {mean}, random effects, {when}; {same}."
 
 
-def what_decides(decision: Decision) -> str:
-    """What would decide whether a difference is within the margin; empty where it is decided."""
+def deciding_words(decision: Decision) -> str:
+    """The seeds or values that would decide whether a difference is within the margin; empty where
+    it is decided.
+    """
     if decision.words != UNDECIDED:
         return ""
     if decision.seeds is not None:
@@ -232,7 +239,7 @@ def fairness_words(fairness: Fairness, better: bool | None = None) -> str:
     """Whether the losses are comparable. `better`: whether the group ends better than the baseline;
     None if that is not known.
     """
-    size = _size(fairness)
+    size = _size_words(fairness)
     reasons = [size] * fairness.may_be_size(better) + [f"different {format_list(fairness.unequal)}"] * bool(fairness.unequal)
     if reasons:
         return f"Not comparable: {'; '.join(reasons)}."
@@ -246,23 +253,23 @@ def fairness_words(fairness: Fairness, better: bool | None = None) -> str:
     return f"{_FAIR} {f'only {names} differs' if count else 'nothing that matters differs'}{note}."
 
 
-def _size(fairness: Fairness) -> str:
+def _size_words(fairness: Fairness) -> str:
     larger, share = ("it", fairness.excess) if fairness.excess > 0 else ("the baseline", -fairness.excess / (1 + fairness.excess))
     return f"{larger} has {100 * share:.1f} % more parameters"
 
 
-def _overlaps(groups: Sequence[Group]) -> Iterable[str]:
+def _overlap_sentences(groups: Sequence[Group]) -> Iterable[str]:
     """Which validation examples are also training examples."""
-    said = {}
+    statements = {}
     for group in groups:
         for run in group.runs:
             count, of = (run.recorded_number("data", "overlap", key) for key in ("count", "of"))
             if count and of:
-                said[group.name] = f"{count:,.0f} of {of:,.0f} validation examples are also training examples."
-    yield from _together(said.items())
+                statements[group.name] = f"{count:,.0f} of {of:,.0f} validation examples are also training examples."
+    yield from _join_groups(statements.items())
 
 
-def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
+def _pairing_sentences(comparison: Comparison, finding: Finding) -> Iterable[str]:
     """Which seeds are in the difference, if not all are."""
     if finding.difference is None:
         return
@@ -271,10 +278,10 @@ def _pairing(comparison: Comparison, finding: Finding) -> Iterable[str]:
     only = [(finding.group.name, [ours[each] for each in ours if each not in theirs])]
     only.append((base.name, [theirs[each] for each in theirs if each not in ours]))
     if finding.difference.paired:
-        left = [f"{_seed_words(members)} of {name}" for name, members in only if members]
-        if left:
+        unpaired = [f"{_seed_words(members)} of {name}" for name, members in only if members]
+        if unpaired:
             pairs = f"{finding.group.name} is paired with {base.name} on the {finding.difference.seeds} seeds in common"
-            yield f"{pairs}; without {format_list(left)}."
+            yield f"{pairs}; without {format_list(unpaired)}."
     elif finding.difference.seeds > 1:
         yield f"{finding.group.name} and {base.name} have no two seeds in common, so they are not paired."
 
@@ -293,8 +300,8 @@ def _choice_words(choice: Choice, group: Group) -> Iterable[str]:
     if choice.optimum.at_edge:
         yield f"{group.name}: its best {field} is at the edge of those tried; one beyond it may be better by any amount."
     if not choice.is_final:
-        left = f"{len(choice.choosing) - choice.trials} of {len(choice.choosing)} choosing runs have not ended"
-        yield f"{group.name}: {left}; its {field} may change. If fewer seeds chose, say so with --choosing-seeds."
+        unfinished = f"{len(choice.choosing) - choice.trials} of {len(choice.choosing)} choosing runs have not ended"
+        yield f"{group.name}: {unfinished}; its {field} may change. If fewer seeds chose, say so with --choosing-seeds."
 
 
 def _seed_words(members: Iterable[Member]) -> str:
@@ -305,8 +312,8 @@ def _seed_words(members: Iterable[Member]) -> str:
     return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
 
 
-def _missing(groups: Sequence[Group]) -> Iterable[str]:
-    """What was planned and is not in the comparison."""
+def _missing_sentences(groups: Sequence[Group]) -> Iterable[str]:
+    """Which planned runs are not in the comparison."""
     unfinished = [group.name for group in groups if len(group.missing_members) == len(group.members)]
     if unfinished:
         yield f"{format_names(unfinished)} {'has' if len(unfinished) == 1 else 'have'} no finished run yet."
@@ -332,32 +339,32 @@ def _trained_words(group: Group) -> str:
     )
 
 
-def _better(comparison: Comparison, finding: Finding) -> bool | None:
+def _is_better(comparison: Comparison, finding: Finding) -> bool | None:
     """Whether the group ends better than the baseline; None if that is not known."""
     if finding.difference is None:
         return None
     return (finding.difference.mean < 0) == comparison.measure.lower_is_better
 
 
-def _together(said: Iterable[tuple[str, str]]) -> Iterable[str]:
+def _join_groups(statements: Iterable[tuple[str, str]]) -> Iterable[str]:
     """Each sentence once, after the names of all groups of which it is said."""
     names: dict[str, list[str]] = {}
-    for name, sentence in said:
+    for name, sentence in statements:
         names.setdefault(sentence, []).append(name)
     yield from (f"{format_names(each)}: {sentence}" for sentence, each in names.items())
 
 
-def _of(own: Estimate) -> str:
-    interval = f" (95 % interval {own.low:.3f} to {own.high:.3f}, {own.seeds} seeds)" if own.has_interval else ""
-    return f"{format_loss(own.mean)}{interval}"
+def _mean_words(mean: Estimate) -> str:
+    interval = f" (95 % interval {mean.low:.3f} to {mean.high:.3f}, {mean.seeds} seeds)" if mean.has_interval else ""
+    return f"{format_loss(mean.mean)}{interval}"
 
 
-def _interval(apart: Estimate) -> str:
-    seeds = f"{apart.seeds} seed{'s' * (apart.seeds != 1)}"
-    if apart.seeds < MIN_SEEDS:
-        return f"{'one seed is' if apart.seeds == 1 else f'{apart.seeds} seeds are'}{_NOT_ENOUGH}"
-    if not apart.has_interval:
+def _interval_words(difference: Estimate) -> str:
+    seeds = f"{difference.seeds} seed{'s' * (difference.seeds != 1)}"
+    if difference.seeds < MIN_SEEDS:
+        return f"{'one seed is' if difference.seeds == 1 else f'{difference.seeds} seeds are'}{_NOT_ENOUGH}"
+    if not difference.has_interval:
         return f"{seeds}, no spread"
-    if not math.isfinite(apart.high - apart.low):
+    if not math.isfinite(difference.high - difference.low):
         return f"{seeds}; its interval has no bound"
-    return f"95 % interval {format_interval(apart.low, apart.high)}, {seeds}"
+    return f"95 % interval {format_interval(difference.low, difference.high)}, {seeds}"

@@ -20,9 +20,9 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
     zero and the band of the margin. An interval that is cut goes on.
     """
     low, high = report.bounds
-    drawn = [(table, row, row.full[table.forests[0]]) for table in report.results for row in table.rows]
+    drawn = [(table, row, row.full_cells[table.forests[0]]) for table in report.results for row in table.rows]
     drawn = [each for each in drawn if each[2].value is not None]
-    names, shared = shorten_all([row.full[0].text for _, row, _ in drawn], _NAME)
+    names, shared = shorten_all([row.full_cells[0].text for _, row, _ in drawn], _NAME)
     lines: list[tuple[str, int | None, TableCell | None]] = []
     for table in report.results:
         lines += [(shorten(table.section, _NAME), None, None)] * (len(report.results) > 1)
@@ -57,8 +57,8 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
 
 def map_figure(table: Table, width: float = PAGE) -> Figure:
     """A map of losses: the best of each row is darkest."""
-    cells = [row.full[1:] for row in table.rows]
-    names, shared = shorten_all([row.full[0].text for row in table.rows], _NAME)
+    cells = [row.full_cells[1:] for row in table.rows]
+    names, shared = shorten_all([row.full_cells[0].text for row in table.rows], _NAME)
     figure = Figure(figsize=(width, 0.7 + _ROW * len(cells)), layout="constrained")
     axes = figure.subplots()
     heat = np.array([[math.nan if cell.heat is None else 1 - cell.heat for cell in row] for row in cells])

@@ -1,5 +1,5 @@
-"""The tables of a report: groups, what else was measured, runs, conditions, rates, and what trains
-now.
+"""The tables of a report: groups, other measures, stability, runs, conditions, rates, and the runs
+that train now.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from mhsh import text
 from mhsh.report.report import CAUTION, Column, Row, Table, TableCell
-from mhsh.report.sentences import cautions, unbounded, what_decides
+from mhsh.report.sentences import cautions, deciding_words, unbounded_reason
 from mhsh.text import format_list, format_loss, format_range, format_signed
 from mhsh.verdict.estimate import Estimate, Replicate, estimate_finite
 from mhsh.verdict.fairness import find_conditions
@@ -47,18 +47,20 @@ class ReportSection:
 
 
 def groups_tables(sections: Sequence[ReportSection]) -> list[Table]:
-    """Of each section the primary measure of every group, its difference to the baseline, and the
-    tokens that it took; all with the columns that hold something in one of them.
+    """The table of each section: the primary measure of every group, its difference to the
+    baseline, and the tokens that it took. All have the columns that hold something in one of them.
     """
     tables = list(map(_groups_table, sections))
-    kept = {column.name for table in tables for column in table.without_empty_columns().columns}
+    headings = {column.name for table in tables for column in table.drop_empty_columns().columns}
     note = f"{_MARK_NOTE} {differences_note(sections)}".rstrip()
     tables = [dataclasses.replace(table, note=note) for table in tables]
-    return [table.with_columns([place for place, column in enumerate(table.columns) if column.name in kept]) for table in tables]
+    return [
+        table.select_columns([place for place, column in enumerate(table.columns) if column.name in headings]) for table in tables
+    ]
 
 
 def differences_note(sections: Sequence[ReportSection]) -> str:
-    """What is said where a grid has moved the interval of a difference, or not all runs trained."""
+    """The notes on differences: that a grid has moved an interval, or that not all runs trained."""
     found = [finding for section in sections for finding in section.comparison.findings if finding is not None]
     moved = any(each.difference is not None and each.difference.is_moved for each in found)
     untrained = any(each.verdict == UNTRAINED for each in found)
@@ -83,33 +85,41 @@ def _groups_table(section: ReportSection) -> Table:
         difference = TableCell("baseline")
         if finding is not None:
             difference = dataclasses.replace(
-                _number(finding.difference, format_signed, unbounded(comparison, place)), mark=_MARKS.get(finding.verdict, "")
+                _estimate_cell(finding.difference, format_signed, unbounded_reason(comparison, place)),
+                mark=_MARKS.get(finding.verdict, ""),
             )
         best = [
             TableCell(f"{choice.optimum.rate:g}", value=choice.optimum.rate) if choice.optimum else "none"
             for choice in [group.choice]
             if choice
         ]
-        cells = [group.name, *best, difference, _against(finding), _own(comparison, place), _ratio(finding, "tokens")]
-        cells += [_trained(group), "; ".join(cautions(comparison, place))]
+        cells = [
+            group.name,
+            *best,
+            difference,
+            _decision_cell(finding),
+            _measure_cell(comparison, place),
+            _ratio_cell(finding, "tokens"),
+        ]
+        cells += [_trained_cell(group), "; ".join(cautions(comparison, place))]
         rows.append(Row(tuple(cells), group=section.first_group + place))
     title = f"{section.prefix}Results by group"
     return Table(title, columns, tuple(rows), intervals=_INTERVAL_NOTE, section=comparison.name)
 
 
-def _against(finding: Finding | None) -> str | TableCell:
+def _decision_cell(finding: Finding | None) -> str | TableCell:
     """The decision against the margin, with what would decide."""
     if finding is None or finding.decision is None or not finding.decision.margin:
         return ""
     if finding.verdict == TOO_FEW_SEEDS:
         return TOO_FEW_SEEDS
-    return TableCell(finding.decision.words, note=what_decides(finding.decision))
+    return TableCell(finding.decision.words, note=deciding_words(finding.decision))
 
 
-def _ratio(finding: Finding | None, axis: str) -> str | TableCell:
+def _ratio_cell(finding: Finding | None, axis: str) -> str | TableCell:
     """How many times as much of an axis as the baseline it took to equal loss."""
     ratio = finding.ratios.get(axis) if finding is not None else None
-    return _number(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""
+    return _estimate_cell(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""
 
 
 def tuned_fields(section: ReportSection) -> list[str]:
@@ -117,30 +127,30 @@ def tuned_fields(section: ReportSection) -> list[str]:
     return [choice.over.split(".")[1] for choice in section.comparison.experiment.choices[:1]]
 
 
-def _own(comparison: Comparison, place: int) -> TableCell:
+def _measure_cell(comparison: Comparison, place: int) -> TableCell:
     """The measure of a group; of one of which no run trained, where its runs ended."""
-    own, group, measure = comparison.estimates[place], comparison.experiment.groups[place], comparison.measure
-    if own is not None or not group.untrained_members:
-        return _number(own, format_loss)
+    mean, group, measure = comparison.estimates[place], comparison.experiment.groups[place], comparison.measure
+    if mean is not None or not group.untrained_members:
+        return _estimate_cell(mean, format_loss)
     ends = [final_value(member.run, measure.key, measure.split) for member in group.untrained_members if member.run is not None]
     finite = [value for value in ends if math.isfinite(value)]
     states = ", ".join(dict.fromkeys(member.state for member in group.untrained_members))
     return TableCell("not trained", note=f"ends at {format_loss(statistics.fmean(finite))}" if finite else states)
 
 
-def _trained(group: Group) -> TableCell:
+def _trained_cell(group: Group) -> TableCell:
     missing = f"{len(group.missing_members)} missing" if group.missing_members else ""
     return TableCell(f"{len(group.trained_members)} of {len(group.members)}", note=missing, value=len(group.trained_members))
 
 
-def _number(of: Estimate | None, words: Callable[[float], str], why: str = "") -> TableCell:
+def _estimate_cell(estimate: Estimate | None, words: Callable[[float], str], why: str = "") -> TableCell:
     """`why`: the reason why an interval has no bound."""
-    if of is None:
+    if estimate is None:
         return TableCell("none")
-    low, high = (value if math.isfinite(value) else None for value in (of.low, of.high))
-    note = format_range(of.low, of.high, words) if of.has_interval else ""
-    note += f", around {words(of.centre)}" if of.is_moved else ""
-    return TableCell(words(of.mean), note=f"{note}: {why}" if why else note, value=of.mean, low=low, high=high)
+    low, high = (value if math.isfinite(value) else None for value in (estimate.low, estimate.high))
+    note = format_range(estimate.low, estimate.high, words) if estimate.has_interval else ""
+    note += f", around {words(estimate.centre)}" if estimate.is_moved else ""
+    return TableCell(words(estimate.mean), note=f"{note}: {why}" if why else note, value=estimate.mean, low=low, high=high)
 
 
 def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
@@ -153,12 +163,12 @@ def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
             maps.setdefault(choice.over.split(".")[-1], {})[f"{section.prefix}{group.name}"] = choice.measured
     measure = sections[0].comparison.measure
     found = [(field, rows, sorted({value for grid in rows.values() for value in grid})) for field, rows in maps.items()]
-    return [_map(measure, field, rows, values) for field, rows, values in found if len(values) > 1]
+    return [_rate_map(measure, field, rows, values) for field, rows, values in found if len(values) > 1]
 
 
-def _map(measure: Measure, field: str, rows: Mapping[str, _Grid], values: Sequence[float]) -> Table:
-    known = {name: {value: estimate_finite(each.values()) for value, each in grid.items()} for name, grid in rows.items()}
-    means = {name: {value: of.mean for value, of in grid.items() if of} for name, grid in known.items()}
+def _rate_map(measure: Measure, field: str, rows: Mapping[str, _Grid], values: Sequence[float]) -> Table:
+    estimates = {name: {value: estimate_finite(each.values()) for value, each in grid.items()} for name, grid in rows.items()}
+    means = {name: {value: each.mean for value, each in grid.items() if each} for name, grid in estimates.items()}
     best = {name: (min if measure.lower_is_better else max)(grid.values()) for name, grid in means.items() if grid}
     worst = max((abs(value - best[name]) for name, grid in means.items() for value in grid.values()), default=0.0) or 1.0
 
@@ -166,8 +176,8 @@ def _map(measure: Measure, field: str, rows: Mapping[str, _Grid], values: Sequen
         mean = means[name].get(value)
         if mean is None:
             return TableCell("not trained" if value in rows[name] else "")
-        apart = abs(mean - best[name])
-        return TableCell(format_loss(mean), "\u25c6" * (not apart), value=mean, heat=math.sqrt(apart / worst))
+        distance = abs(mean - best[name])
+        return TableCell(format_loss(mean), "\u25c6" * (not distance), value=mean, heat=math.sqrt(distance / worst))
 
     columns = (Column("group"), *(Column(f"{value:g}", numeric=True) for value in values))
     lines = tuple(Row((name, *(cell(name, value) for value in values))) for name in rows)
@@ -186,9 +196,9 @@ def training_table(sections: Sequence[ReportSection]) -> Table | None:
             steps, seconds = (np.ptp(last.x[axis][-_RATE_ROWS:]) for axis in ("step", "seconds"))
             rate = float(steps / seconds) if seconds > 0 else math.nan
         total = run.config.train.num_steps
-        left = text.duration((total - step) / rate) if rate > 0 else "not known yet"
+        time_left = text.duration((total - step) / rate) if rate > 0 else "not known yet"
         done = f"{step:,.0f} of {total:,}" if run.has_logged else "prepares or compiles"
-        rows.append(Row((run.name, done, f"{rate:.3g}" if rate > 0 else "", left)))
+        rows.append(Row((run.name, done, f"{rate:.3g}" if rate > 0 else "", time_left)))
     columns = (
         Column("run"),
         Column("step", numeric=True),
@@ -203,22 +213,22 @@ def stability_table(section: ReportSection) -> Table | None:
     names = ("spikes per 1,000 steps", "median gradient norm", "its 99 % quantile", "its maximum", "highest value that trains")
     columns = (Column("group"), *(Column(name, numeric=True) for name in names), Column("the highest spike"))
     rows = []
-    for place, known in enumerate(section.comparison.stabilities):
-        if known is not None:
-            run, step, loss = known.first_spike or ("", 0, 0)
+    for place, stability in enumerate(section.comparison.stabilities):
+        if stability is not None:
+            run, step, loss = stability.first_spike or ("", 0, 0)
             spike = f"{loss:.3f} at step {step:,.0f} of {run}" if run else ""
-            norms = [*known.gradient_norm] or [None] * len(QUANTILES)
+            norms = [*stability.gradient_norm] or [None] * len(QUANTILES)
             numbers = [
-                TableCell("" if value is None else _short(value), value=value)
-                for value in (known.spikes, *norms, known.highest_trained)
+                TableCell("" if value is None else _format_short(value), value=value)
+                for value in (stability.spikes, *norms, stability.highest_trained)
             ]
             rows.append(Row((section.groups[place].name, *numbers, spike), group=section.first_group + place))
-    return Table(f"{section.prefix}Stability, not tested", columns, tuple(rows)).without_empty_columns() if rows else None
+    return Table(f"{section.prefix}Stability, not tested", columns, tuple(rows)).drop_empty_columns() if rows else None
 
 
 def measures_table(section: ReportSection) -> Table | None:
-    """What is shown beside the primary measure, with intervals and without a test; None: there is
-    nothing.
+    """The measures beside the primary one, with intervals and without a test; None: there are
+    none.
     """
     comparison = section.comparison
     names = list(dict.fromkeys(name for values in comparison.values for name in values.metrics))
@@ -227,14 +237,14 @@ def measures_table(section: ReportSection) -> Table | None:
     rows = []
     for place, values in enumerate(comparison.values):
         shown = [values.metrics.get(name, {}) for name in names]
-        cells = [_number(estimate_finite(each.values()), _short) for each in shown]
-        cells += [_ratio(comparison.findings[place], axis) for axis in ("flops", "seconds")]
+        cells = [_estimate_cell(estimate_finite(each.values()), _format_short) for each in shown]
+        cells += [_ratio_cell(comparison.findings[place], axis) for axis in ("flops", "seconds")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
-    table = Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows)).without_empty_columns()
+    table = Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows)).drop_empty_columns()
     return table if len(table.columns) > 1 else None
 
 
-def _short(value: float) -> str:
+def _format_short(value: float) -> str:
     return f"{value:.4g}"
 
 
@@ -249,7 +259,7 @@ def runs_table(section: ReportSection) -> Table:
         for group in section.groups
         for member in group.members
     ]
-    return Table(f"{section.prefix}Every run", tuple(columns), tuple(rows)).without_empty_columns()
+    return Table(f"{section.prefix}Every run", tuple(columns), tuple(rows)).drop_empty_columns()
 
 
 def run_places(section: ReportSection) -> dict[int, int]:
@@ -264,27 +274,27 @@ def _run_cells(group: Group, member: Member) -> list[str | TableCell]:
     if run is None or not run.has_logged:
         return [f"seed {seeds}", group.name, seeds, state, *[""] * 5]
     numbers = [(loss, format_loss) for loss in (run.final_validation, run.final_train)]
-    numbers += [(run.total("step"), _whole), (run.total("tokens"), text.count), (run.total("seconds"), text.duration)]
+    numbers += [(run.total("step"), _format_whole), (run.total("tokens"), text.count), (run.total("seconds"), text.duration)]
     return [run.name, group.name, seeds, state, *(TableCell(words(value), value=value) for value, words in numbers)]
 
 
-def _whole(value: float | None) -> str:
+def _format_whole(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
 def conditions_table(section: ReportSection) -> Table | None:
-    """What differs between the groups; None where there are no two."""
+    """The conditions that differ between the groups; None where there are no two groups."""
     groups = [group for group in section.groups if group.runs]
     if len(groups) < 2:
         return None
     rows = find_conditions([group.runs for group in groups], section.comparison.treatment)
-    differing = [[row.name, row.effect.value, _values(row.values, groups)] for row in rows if not row.equal]
+    differing = [[row.name, row.effect.value, _condition_values(row.values, groups)] for row in rows if not row.equal]
     note = f"{len(rows) - len(differing)} other conditions are equal."
     headings = ["what differs", "makes incomparable", "values"]
-    return Table.of_text(f"{section.prefix}Conditions", headings, differing, note)
+    return Table.from_text(f"{section.prefix}Conditions", headings, differing, note)
 
 
-def _values(values: Sequence[str], groups: Sequence[Group]) -> str:
+def _condition_values(values: Sequence[str], groups: Sequence[Group]) -> str:
     by_value: dict[str, list[str]] = {}
     for value, group in zip(values, groups, strict=True):
         by_value.setdefault(value, []).append(group.name)

@@ -25,7 +25,7 @@ def print_report(report: Report, console: Console) -> None:
     Everything is text: no colour carries meaning.
     """
     table = report.tables[0] if report.tables else None
-    fitted, has_notes = _fitted(table, console) if table else (None, False)
+    fitted, has_notes = _fit_table(table, console) if table else (None, False)
     note = f"{table.note} {table.intervals if has_notes else ''}".strip() if table else ""
     below = [*[note] * bool(note), *(f"- {sentence}" for sentence in report.summary[:_SENTENCES])]
     print_line(report.title, console, style="bold")
@@ -45,25 +45,26 @@ def print_table(table: Table, console: Console) -> None:
     console.print(_draw(table))
 
 
-def _fitted(table: Table, console: Console) -> tuple[Table, bool]:
-    """The table with what fits, and whether any of its notes does. Names longer than half the width
-    lose their middles. The columns of the highest ranks give way first, and of others the notes.
+def _fit_table(table: Table, console: Console) -> tuple[Table, bool]:
+    """The columns and notes of the table that fit, and whether any note does. Names longer than
+    half the width lose their middles. The columns of the highest ranks give way first, and of the
+    others the notes.
     """
-    half, full = max(12, console.width // 2), [row.full for row in table.rows]
-    kept: dict[int, bool] = {}  # columns, and whether they have their notes
+    most, lines = max(12, console.width // 2), [row.full_cells for row in table.rows]
+    shown: dict[int, bool] = {}  # columns, and whether they have their notes
 
     def draw(columns: Mapping[int, bool]) -> Table:
         places = sorted(columns)
-        rows = [[_words(row[place], columns[place]) if place else shorten(row[0].words, half) for place in places] for row in full]
+        rows = [[_words(row[place], columns[place]) if place else shorten(row[0].words, most) for place in places] for row in lines]
         return Table("", tuple(table.columns[place] for place in places), tuple(Row(tuple(row)) for row in rows))
 
     for place in sorted(range(len(table.columns)), key=lambda place: table.columns[place].rank):
-        trials = [kept | {place: notes} for notes in (True, False)]
-        found = next((each for each in trials if not kept or _width(draw(each), console) <= console.width), None)
+        trials = [shown | {place: notes} for notes in (True, False)]
+        found = next((each for each in trials if not shown or _width(draw(each), console) <= console.width), None)
         if found is None:
             break
-        kept = found
-    return draw(kept), any(row[place].note for row in full for place, notes in kept.items() if notes)
+        shown = found
+    return draw(shown), any(row[place].note for row in lines for place, notes in shown.items() if notes)
 
 
 def print_line(line: str, console: Console, style: str = "") -> None:
@@ -86,5 +87,5 @@ def _draw(table: Table) -> rich.table.Table:
         heading = sanitize(column.name).replace(" loss", "\nloss").replace(" to ", "\nto ").replace(" (", "\n(")
         drawn.add_column(Text(heading), no_wrap=True, justify="right" if column.numeric else "left")
     for row in table.rows:
-        drawn.add_row(*(Text(sanitize(cell.words)) for cell in row.full))
+        drawn.add_row(*(Text(sanitize(cell.words)) for cell in row.full_cells))
     return drawn

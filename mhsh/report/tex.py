@@ -22,17 +22,17 @@ _SPECIAL = {
 def report_to_tex(report: Report, author: str) -> bytes:
     """A table with a row a group and a caption that says what the intervals are."""
     head = report.results[0]
-    kept = [place for place, column in enumerate(head.columns) if column.name != CAUTION]
+    places = [place for place, column in enumerate(head.columns) if column.name != CAUTION]
     body = []
     for table in report.results:
         body.append(r"\midrule")
         if len(report.results) > 1:
-            body.append(f"\\multicolumn{{{len(kept)}}}{{l}}{{{escape(table.section)}}} \\\\")
-        for cells in ([row.full[place] for place in kept] for row in table.rows):
+            body.append(f"\\multicolumn{{{len(places)}}}{{l}}{{{escape(table.section)}}} \\\\")
+        for cells in ([row.full_cells[place] for place in places] for row in table.rows):
             # Of the numbers the differences alone have intervals: a column of text holds no more.
             words = [
                 cell.words if place in table.forests else f"{cell.text} {cell.mark}".rstrip()
-                for place, cell in zip(kept, cells, strict=True)
+                for place, cell in zip(places, cells, strict=True)
             ]
             body.append(" & ".join(map(escape, words)) + r" \\")
     lines = [
@@ -42,9 +42,9 @@ def report_to_tex(report: Report, author: str) -> bytes:
         f"\\caption{{{escape(f'{report.title}. {report.caption}')}}}",
         r"\label{tab:mhsh}",
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        f"\\begin{{tabular}}{{{''.join('r' if head.columns[place].numeric else 'l' for place in kept)}}}",
+        f"\\begin{{tabular}}{{{''.join('r' if head.columns[place].numeric else 'l' for place in places)}}}",
         r"\toprule",
-        " & ".join(escape(head.columns[place].name) for place in kept) + r" \\",
+        " & ".join(escape(head.columns[place].name) for place in places) + r" \\",
         *body,
         r"\bottomrule",
         r"\end{tabular}}",

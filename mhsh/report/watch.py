@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
     tag: str  # of this page
 
 
-class Watched:
+class LiveReport:
     """The newest report on run folders that may still change. Safe to use from several threads."""
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]], compute: Callable[[], Report], rest: float = REST) -> None:
@@ -65,8 +65,8 @@ class Watched:
             # Taken before reading, so that a row written meanwhile counts as a change.
             paths, refused = find_runs(self._folders)
             # In a sweep also its plan, and how cells ended that never became a run.
-            looked = (*paths, *self._folders, *(folder / "ends" for folder in self._folders))
-            files = {str(path): _files(path) for path in looked}, refused
+            folders = (*paths, *self._folders, *(folder / "ends" for folder in self._folders))
+            files = {str(path): _files(path) for path in folders}, refused
             if self._newest is None or files != self._seen:
                 start = time.monotonic()
                 page = to_html(self._compute(), live=True)
@@ -96,13 +96,13 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, watched: Watched, port: int) -> None:
+    def __init__(self, report: LiveReport, port: int) -> None:
         """Port 0 is any free one.
 
         Raises:
           UserError: the port is not available.
         """
-        self.watched = watched
+        self.report = report
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/":
             return self._tell(HTTPStatus.NOT_FOUND, "the report is at /")
         try:
-            snapshot = server.watched.newest()
+            snapshot = server.report.newest()
         except (UserError, Unavailable, OSError) as error:
             return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         if self.headers.get("If-None-Match") == snapshot.tag:

@@ -10,7 +10,7 @@ import pytest
 from mhsh.cli.compare import CompareOptions, make_report
 from mhsh.cli.main import main
 from mhsh.cli.work import Needed
-from mhsh.report.watch import Watched
+from mhsh.report.watch import LiveReport
 from mhsh.storage.run_record import FINISHED
 from mhsh.sweep.folder import FAILED, SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment
@@ -48,10 +48,10 @@ def test_a_sweep_in_a_bucket_is_read_as_one_on_a_disk_and_watched(tmp_path, buck
         for each in loaded
     ]
     assert seen[0] == seen[1] and loaded[0].problems == loaded[1].problems == ()
-    watched = Watched([str(there.path)], lambda: make_report(CompareOptions([str(there.path)])), rest=0)
-    before = watched.newest().tag
+    report = LiveReport([str(there.path)], lambda: make_report(CompareOptions([str(there.path)])), rest=0)
+    before = report.newest().tag
     there.finish("heads_per_layer-1_seed-3", 2, "it has failed without a run")
-    assert watched.newest().tag != before
+    assert report.newest().tag != before
 
 
 @pytest.mark.slow  # by default test_clusters.py has two processes, test_sweep.py cells together

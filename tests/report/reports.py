@@ -106,7 +106,7 @@ def planted_report(names: Sequence[str] = ("6x4 post_ln", "24x1 admin"), seeds: 
         caption=f"About {names[0]}.",
         curves=curves,
         points=(_rates_figure(names),),
-        conditions=(Table.of_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),),
+        conditions=(Table.from_text("Conditions", ["condition", "role", "values"], [["dropout", "loss", names[0]]]),),
         problems=(f"{names[0]}: is cut short",),
         rules=(f"A rule of {names[0]}.",),
     )

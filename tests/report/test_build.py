@@ -41,7 +41,7 @@ def changes_in(report: Report) -> list[str]:
 
 
 def cells(table: Table, row: int) -> dict[str, Any]:
-    return dict(zip((column.name for column in table.columns), table.rows[row].full, strict=True))
+    return dict(zip((column.name for column in table.columns), table.rows[row].full_cells, strict=True))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_groups_their_pairs_and_what_is_unequal(two_groups: Report) -> None:
 
 def test_the_conditions_are_those_that_differ(two_groups: Report) -> None:
     (conditions,) = two_groups.conditions
-    shown = {row.full[0].text: row.full[1].text for row in conditions.rows}
+    shown = {row.full_cells[0].text: row.full_cells[1].text for row in conditions.rows}
     assert shown["dropout"] == "losses" and "tokens seen" not in shown
     assert conditions.note.endswith("other conditions are equal.")
 
@@ -143,7 +143,7 @@ def test_runs_that_train_are_shown_with_their_rate_and_no_problem(make_run: Make
     (young / "metrics.jsonl").unlink(missing_ok=True)
     report = report_of([young, busy])
     assert report.training is not None and report.problems == ()
-    shown = {row.full[0].text: [cell.text for cell in row.full[1:]] for row in report.training.rows}
+    shown = {row.full_cells[0].text: [cell.text for cell in row.full_cells[1:]] for row in report.training.rows}
     assert shown["young"] == ["prepares or compiles", "", "not known yet"]
     assert shown["busy"][0] == "20 of 100" and float(shown["busy"][1]) > 0 and shown["busy"][2].endswith(("s", "min"))
 
@@ -217,8 +217,8 @@ def test_a_map_of_rates_has_the_means_over_the_seeds_that_choose(tmp_path: Path)
     tuned = tune(load_experiment([sweep]), "lr", choosing=2)
     (rates,) = build_report(judge_page([compare(tuned)])).rates
     assert [column.name for column in rates.columns] == ["group", "0.001", "0.002", "0.004"]
-    drawn = [(cell.value, cell.heat) for cell in rates.rows[0].full[1:]]
-    assert [cell.mark for cell in rates.rows[0].full[1:]] == ["", "\u25c6", ""]
+    drawn = [(cell.value, cell.heat) for cell in rates.rows[0].full_cells[1:]]
+    assert [cell.mark for cell in rates.rows[0].full_cells[1:]] == ["", "\u25c6", ""]
     assert drawn == [pytest.approx((loss + 0.01, ((loss - 2.4) / 0.3) ** 0.5)) for loss in curve.values()]
 
 

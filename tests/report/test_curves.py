@@ -17,7 +17,7 @@ from mhsh.report.curves import (
     drawn_curve,
     group_lines,
     most_points,
-    rounded,
+    round_digits,
     smooth,
     smoothing_rows,
     thin,
@@ -85,7 +85,7 @@ def test_an_axis_in_proportion_to_steps_is_a_factor() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 123456.789, 1e-300, 1.7e308, math.pi * 1e17, 0.00123456789])
 def test_rounding_keeps_six_digits(value: float) -> None:
-    assert rounded(np.array([value, math.nan, math.inf]), 6) == (pytest.approx(value, rel=5e-6), None, None)
+    assert round_digits(np.array([value, math.nan, math.inf]), 6) == (pytest.approx(value, rel=5e-6), None, None)
 
 
 def test_training_is_smoothed_and_validation_is_not() -> None:

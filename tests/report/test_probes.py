@@ -78,7 +78,7 @@ FIGURES: dict[str, dict[str, Any]] = {
 
 def test_coverage_has_the_share_of_positions_that_are_a_heads_argmax():
     (table,) = tables({"kind": "coverage", "models": [model("alone", 0) | {"result": FIGURES["coverage"]}]})
-    shown = {column.name: cell.words for column, cell in zip(table.columns, table.rows[0].full, strict=True)}
+    shown = {column.name: cell.words for column, cell in zip(table.columns, table.rows[0].full_cells, strict=True)}
     assert (shown["argmax share, a layer"], shown["argmax share, whole stack"]) == ("0.25", "0.4")
 
 

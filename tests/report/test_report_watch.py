@@ -15,7 +15,7 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.report import Report
-from mhsh.report.watch import LOOPBACK, Server, Watched
+from mhsh.report.watch import LOOPBACK, LiveReport, Server
 from tests.report.browser import PROGRAM, Browser
 from tests.report.reports import content_of, planted_report
 
@@ -48,11 +48,11 @@ def grows(tmp_path: Path) -> Grows:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Watched], Server]]:
+def serve() -> Iterator[Callable[[LiveReport], Server]]:
     servers: list[tuple[Server, threading.Thread]] = []
 
-    def start(watched: Watched) -> Server:
-        server = Server(watched, 0)
+    def start(report: LiveReport) -> Server:
+        server = Server(report, 0)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         servers.append((server, thread))
@@ -77,7 +77,7 @@ def ask(
 
 
 def test_it_answers_what_its_page_asks_and_nothing_else(grows: Grows, serve) -> None:
-    server = serve(Watched([grows.folder], grows))
+    server = serve(LiveReport([grows.folder], grows))
     page, body = ask(server)
     assert (page.status, page.getheader("Content-Type")) == (200, "text/html; charset=utf-8")
     assert b"6x4 post_ln ended lowest" in body
@@ -104,13 +104,13 @@ def test_it_answers_what_its_page_asks_and_nothing_else(grows: Grows, serve) -> 
     ],
 )
 def test_only_callers_that_know_it_as_this_machine_are_answered(grows: Grows, serve, host: str, status: int) -> None:
-    response, body = ask(serve(Watched([grows.folder], grows)), host=host)
+    response, body = ask(serve(LiveReport([grows.folder], grows)), host=host)
     assert response.status == status
     assert (b"loss" in body) == (status == 200)
 
 
 def test_a_request_without_a_host_is_refused_and_it_listens_on_the_loopback_alone(grows: Grows, serve) -> None:
-    server = serve(Watched([grows.folder], grows))
+    server = serve(LiveReport([grows.folder], grows))
     assert server.server_address[0] == "127.0.0.1" and server.address == f"http://127.0.0.1:{server.server_port}/"
     with socket.create_connection((LOOPBACK, server.server_port), timeout=60) as plain:
         plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -118,14 +118,14 @@ def test_a_request_without_a_host_is_refused_and_it_listens_on_the_loopback_alon
 
 
 def test_a_port_that_is_taken_is_a_users_mistake(grows: Grows, serve) -> None:
-    watched = Watched([grows.folder], grows)
-    for port in (serve(watched).server_port, 70_000):
+    report = LiveReport([grows.folder], grows)
+    for port in (serve(report).server_port, 70_000):
         with pytest.raises(UserError, match="choose another --port"):
-            Server(watched, port)
+            Server(report, port)
 
 
 def test_it_computes_and_sends_when_a_file_has_changed(grows: Grows, serve) -> None:
-    server = serve(Watched([grows.folder], grows, rest=0.0))
+    server = serve(LiveReport([grows.folder], grows, rest=0.0))
     first, _ = ask(server)
     tag = first.getheader("ETag")
     for _ in range(3):
@@ -140,22 +140,22 @@ def test_it_computes_and_sends_when_a_file_has_changed(grows: Grows, serve) -> N
 
 @pytest.mark.parametrize("rest", [0.0, 1e6])
 def test_it_rests_after_computing(grows: Grows, rest: float) -> None:
-    watched = Watched([grows.folder], grows, rest)
-    first = watched.newest()
+    report = LiveReport([grows.folder], grows, rest)
+    first = report.newest()
     grows.write(21)
-    assert (watched.newest() is first) == bool(rest)
+    assert (report.newest() is first) == bool(rest)
 
 
 def test_what_cannot_be_compared_just_now_is_told_in_words(grows: Grows, serve) -> None:
     grows.write(0)
-    response, body = ask(serve(Watched([grows.folder], grows)))
+    response, body = ask(serve(LiveReport([grows.folder], grows)))
     assert (response.status, body) == (503, b"no rows yet")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
 def test_in_a_browser_the_curves_grow_and_the_reader_keeps_their_place(grows: Grows, serve) -> None:
-    server = serve(Watched([grows.folder], grows, rest=0.0))
+    server = serve(LiveReport([grows.folder], grows, rest=0.0))
     with Browser(600) as browser:
         browser.call("Page.navigate", url=server.address)
         browser.wait("!!document.body && document.body.dataset.ready === 'true'")
