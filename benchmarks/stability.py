@@ -19,7 +19,7 @@ import argparse
 import csv
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -142,7 +142,9 @@ def print_shares(sweep: str, schemes: Mapping[str, Shapes]) -> None:
     tests = []
     for scheme, shapes in schemes.items():
         first, *others = shapes
-        cells = {shape: {(rate, run.seed) for rate, runs in rates.items() for run in runs} for shape, rates in shapes.items()}
+        cells = {
+            shape: Counter((rate, run.seed) for rate, runs in rates.items() for run in runs) for shape, rates in shapes.items()
+        }
         counts = {shape: [run.trained for runs in rates.values() for run in runs] for shape, rates in shapes.items()}
         for shape in others:
             if cells[shape] == cells[first]:

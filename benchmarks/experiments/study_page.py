@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# The parts of the page, in order, with their headings.
+# The parts of the page, in order, with their headings. docs/study/stability.md has the stages
+# stability and steady, which ask what trains and not which loss is lower.
 PARTS = {
     "heads": "24 heads in 3 layers of eight, or otherwise",
     "heads_own": "24 heads with initial values of each layer's own shape",
@@ -46,7 +47,6 @@ PARTS = {
     "recall_two": "Associative recall, two keys at once",
     "recall_longer": "Associative recall, two keys at once, three times as long",
     "copying": "Copying",
-    "steady": "24 heads in 1 to 24 layers, three residual schemes",
     "example": "The paper's example: 6 layers of six heads and 36 of one",
 }
 # The parts that set several stages beside each other; every other one is a stage.

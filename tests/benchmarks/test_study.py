@@ -219,7 +219,7 @@ def test_the_page_keeps_what_another_folder_published(tmp_path):
 
 
 def test_every_part_of_the_page_has_stages():
-    assert {stage for part in PARTS for stage in BESIDE.get(part, (part,))} == {*study.STAGES, "probes"} - {"stability"}
+    assert {stage for part in PARTS for stage in BESIDE.get(part, (part,))} == {*study.STAGES, "probes"} - {"stability", "steady"}
 
 
 def test_an_unknown_stage_is_told_which_there_are(capsys):

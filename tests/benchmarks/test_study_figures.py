@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import tarfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.stats import poisson
 
+from benchmarks import stability
 from benchmarks.repeats import by_part, pairs, repeated
 from benchmarks.stability import holm, of_a_thousand
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_repeat_has_followed_the_token_before_it_earlier_in_its_row() -> None:
@@ -35,3 +42,22 @@ def test_holm_rejects_in_steps() -> None:
     # By hand: the least of four times 4, the next times 3, the third no less than the second.
     assert holm([0.03, 0.01, 0.2, 0.031]) == pytest.approx([0.09, 0.04, 0.2, 0.09])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stages, more",
+    [
+        (["steady", "steady_own"], []),
+        (["trained", "trained_muon", "decoder", "decoder_kv", "multi30k_whole"], [f"--losses={ROOT / 'docs/study/runs.csv'}"]),
+    ],
+)
+def test_every_row_that_is_printed_stands_on_the_page(stages, more, tmp_path, monkeypatch, capsys):
+    for stage in stages:
+        with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
+            kept.extractall(tmp_path, filter="data")
+    monkeypatch.setattr(sys, "argv", ["stability", *(str(tmp_path / stage) for stage in stages), *more])
+    stability.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(tuple(f"| {stage}, " for stage in stages))]
+    page = (ROOT / "docs/study/stability.md").read_text(encoding="utf-8").splitlines()
+    assert len(rows) >= 3 and not [row for row in rows if row not in page]
