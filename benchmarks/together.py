@@ -34,7 +34,7 @@ from mhsh.planning.compiled import parse_topology
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import plan_run
-from mhsh.training.program import stacked
+from mhsh.training.program import stack_trees
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import create_state
 from mhsh.training.step import compile_train_step, run_inputs
@@ -58,13 +58,13 @@ class Cells:
         begun = time.monotonic()
         self.compiled = compile_train_step(config, model, optimizer, mesh, states[0], len(seeds))
         self.compile_seconds = time.monotonic() - begun
-        self._step = functools.partial(self.compiled, self._joined([run_inputs(each, mesh) for each in configs]))
-        self._states, self._batch = self._joined(states), self._joined([put_batch(batch, mesh) for batch in batches])
+        self._step = functools.partial(self.compiled, self._join_runs([run_inputs(each, mesh) for each in configs]))
+        self._states, self._batch = self._join_runs(states), self._join_runs([put_batch(batch, mesh) for batch in batches])
         self.losses: list[np.ndarray] = []  # of each step, a loss a cell
         self.seconds, self.cpu_seconds = [], []
 
-    def _joined(self, trees: Sequence[Any]) -> Any:
-        return trees[0] if self._count == 1 else stacked(list(trees))
+    def _join_runs(self, trees: Sequence[Any]) -> Any:
+        return trees[0] if self._count == 1 else stack_trees(list(trees))
 
     def run(self, steps: int) -> None:
         """A turn: so many steps."""

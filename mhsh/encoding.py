@@ -62,7 +62,7 @@ def marked_encoding(head: bytes) -> str:
     return next((name for name, mark in _MARKS if head.startswith(mark)), "utf-8")
 
 
-def decoded(content: bytes, where: str) -> str:
+def decode(content: bytes, where: str) -> str:
     """The text of a whole file: UTF-8, or what its byte order mark says; the mark is left out.
 
     Args:
@@ -80,11 +80,11 @@ def decoded(content: bytes, where: str) -> str:
             raise UserError(f"{where} is damaged: {encoding.upper()} by its mark, but {error.reason}; write it again") from error
         start = content.rfind(b"\n", 0, error.start) + 1
         number = content.count(b"\n", 0, start) + 1
-        return decoded_line(content[start:].split(b"\n", 1)[0], number, where)
+        return decode_line(content[start:].split(b"\n", 1)[0], number, where)
 
 
-def decoded_line(line: bytes, number: int, where: str) -> str:
-    """A line of UTF-8. Raises UserError as `decoded` does; `number` counts from 1."""
+def decode_line(line: bytes, number: int, where: str) -> str:
+    """A line of UTF-8. Raises UserError as `decode` does; `number` counts from 1."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -107,7 +107,7 @@ def check_head(head: bytes, where: str) -> None:
         )
 
 
-def checked(text: str, what: str) -> str:
+def check_text(text: str, what: str) -> str:
     """The text of a flag or of an argument, if it is text.
 
     A byte of the command line that is not UTF-8, and half of a surrogate pair, are characters for

@@ -32,12 +32,12 @@ from mhsh.models.generation import Sampling, generate
 from mhsh.models.losses import compute_metrics
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Outputs
-from mhsh.prompts import check_masks, check_values, listed
+from mhsh.prompts import check_masks, check_values, list_texts
 from mhsh.storage.run_folder import RunFolder
-from mhsh.training.activations import with_policy
+from mhsh.training.activations import replace_policy
 from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
 from mhsh.training.sharding import ROWS, axis_rules, put_batch, replicate_parameters
-from mhsh.training.shards import over_shards
+from mhsh.training.shards import map_shards
 
 # What only the models of one objective do.
 _METHODS = {"clm": "generate", "mlm": "fill", "translation": "translate"}
@@ -83,12 +83,12 @@ class LoadedModel:
         reads one stream in which [SEP] ends each document. translation: the text and its end mark.
         Raises UserError where a text has no token, or more than the model has positions.
         """
-        texts, tokenizer = listed(texts), self.tokenizer
+        texts, tokenizer = list_texts(texts), self.tokenizer
         if isinstance(tokenizer, SubwordTokenizer):
             ids = tokenizer.encode_batch([clean_text(text) for text in texts])
             ended = [np.append(tokens, np.int32(EOS_ID)) for tokens in ids]
         elif self._objective == "mlm":
-            ids = [_with_masks(tokenizer, text) for text in texts]
+            ids = [_encode_with_masks(tokenizer, text) for text in texts]
             ended = [np.concatenate([[tokenizer.cls_id], tokens, [tokenizer.sep_id]]).astype(np.int32) for tokens in ids]
         else:
             ids = ended = tokenizer.encode_batch(texts)
@@ -111,7 +111,7 @@ class LoadedModel:
         batch, longest = self._batch(texts, targets)
         logits = self._compute(_forward(self.model.config), batch)
         real = batch["targets_segmentation" if targets is not None else "inputs_segmentation"] > 0
-        rows = len(listed(texts))
+        rows = len(list_texts(texts))
         return Logits(logits[:rows, :longest], real[:rows, :longest])
 
     def loss(self, text: str, target: str | None = None) -> float:
@@ -155,7 +155,7 @@ class LoadedModel:
         tokenizer = self.tokenizer
         assert isinstance(tokenizer, Tokenizer)
         limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
-        texts = listed(prompt)
+        texts = list_texts(prompt)
         # [SEP] ends the document before.
         prompts = [ids if len(ids) else np.array([tokenizer.sep_id], np.int32) for ids in tokenizer.encode_batch(texts)]
         for number, ids in enumerate(prompts, 1):
@@ -179,7 +179,7 @@ class LoadedModel:
             tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()])
             for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False)
         ]
-        return _like(prompt, whole_texts)
+        return _match_input(prompt, whole_texts)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[TokenProbability]]:
         """The `top` likeliest tokens for every [MASK] of the text, the likeliest first.
@@ -206,8 +206,8 @@ class LoadedModel:
         log-probability / length ** `length_penalty`. Raises UserError where the model does not
         translate, a value is not allowed, or a text is too long.
         """
-        lines = self.translate_lines(listed(texts), beam=beam, length_penalty=length_penalty).lines
-        return _like(texts, lines)
+        lines = self.translate_lines(list_texts(texts), beam=beam, length_penalty=length_penalty).lines
+        return _match_input(texts, lines)
 
     def translate_lines(
         self,
@@ -223,7 +223,7 @@ class LoadedModel:
         check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)
         assert isinstance(self.model, Seq2Seq) and isinstance(self.tokenizer, SubwordTokenizer)
         return translate_lines(
-            listed(lines) if lines else [],
+            list_texts(lines) if lines else [],
             self.tokenizer,
             model_decoder(self.model, self._whole_params, num_hypotheses=beam, length_penalty=length_penalty),
             max_positions=self.config.model.max_positions,
@@ -258,8 +258,8 @@ class LoadedModel:
             batch["targets_position"] = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
         if targets is None:
             return batch, longest
-        if len(listed(targets)) != len(listed(texts)):
-            raise UserError(f"there are {len(listed(texts))} texts and {len(listed(targets))} targets; give one for each")
+        if len(list_texts(targets)) != len(list_texts(texts)):
+            raise UserError(f"there are {len(list_texts(texts))} texts and {len(list_texts(targets))} targets; give one for each")
         encoded = self.encode(targets)
         side, longest = self._rows(encoded)
         shifted, _ = self._rows([np.append(np.int32(BOS_ID), tokens[:-1]) for tokens in encoded])
@@ -317,18 +317,18 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     checkpoint, or the devices do not fit.
     """
     folder = RunFolder(run)
-    config = with_policy(folder.read_config(), "none")  # the weights are gathered once
+    config = replace_policy(folder.read_config(), "none")  # the weights are gathered once
     tokenizer = load_tokenizer(folder, config)
     made = inference_mesh(config, mesh or {})
     model, params = load_for_inference(folder, config, step, average, made)
     return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
 
 
-def _like(given: Texts, answers: list[str]) -> Texts:
-    return cast(Texts, answers[0] if isinstance(given, str) else answers)
+def _match_input(texts: Texts, answers: list[str]) -> Texts:
+    return cast(Texts, answers[0] if isinstance(texts, str) else answers)
 
 
-def _with_masks(tokenizer: Tokenizer, text: str) -> Tokens:
+def _encode_with_masks(tokenizer: Tokenizer, text: str) -> Tokens:
     """The ids of the text, in which [MASK] is the mask."""
     first, *others = tokenizer.encode_batch(text.split(MASK))
     return np.concatenate([first, *(part for ids in others for part in ([tokenizer.mask_id], ids))]).astype(np.int32)
@@ -344,7 +344,7 @@ def _nats(logits: np.ndarray, targets: np.ndarray) -> float:
 def _forward(config: ModelConfig) -> Callable[..., Any]:
     """Parameters and a batch to logits, on the mesh that is set."""
     model = build_model(config)
-    return jax.jit(over_shards(lambda params, batch: forward(model, params, batch, None).logits, config, ROWS))
+    return jax.jit(map_shards(lambda params, batch: forward(model, params, batch, None).logits, config, ROWS))
 
 
 @functools.cache
@@ -352,4 +352,4 @@ def _generator(config: ModelConfig, room: int, end: int, top_k: int) -> Callable
     """`generate`, on the mesh that is set."""
     model = build_model(config)
     assert isinstance(model, Bert), "the objective is clm"
-    return jax.jit(over_shards(functools.partial(generate, model, room=room, end=end, top_k=top_k), config, ROWS))
+    return jax.jit(map_shards(functools.partial(generate, model, room=room, end=end, top_k=top_k), config, ROWS))

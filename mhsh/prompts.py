@@ -1,4 +1,4 @@
-"""What a model in hand is asked: texts and numbers, checked before it is loaded."""
+"""The texts and numbers that a loaded model is given, checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from mhsh.data.wordpiece import MASK
-from mhsh.encoding import checked
+from mhsh.encoding import check_text
 from mhsh.errors import UserError
 
 _LARGEST_SEED = 2**32 - 1
@@ -36,11 +36,11 @@ def check_masks(text: str) -> None:
         raise UserError(f"the text has no {MASK}; write {MASK} where a word is to be found")
 
 
-def listed(texts: str | Sequence[str]) -> list[str]:
+def list_texts(texts: str | Sequence[str]) -> list[str]:
     """One text or several, as a list. Raises UserError where there is none, or one holds what is no
     text: a byte that is not UTF-8, or half of a surrogate pair.
     """
     found = [texts] if isinstance(texts, str) else list(texts)
     if not found:
         raise UserError("no text was given; give at least one")
-    return [checked(text, f"text {number}") for number, text in enumerate(found, 1)]
+    return [check_text(text, f"text {number}") for number, text in enumerate(found, 1)]

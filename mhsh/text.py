@@ -43,15 +43,15 @@ def count(value: int | float | None) -> str:
     """
     if value is None or not math.isfinite(value):
         return NOT_RECORDED
-    return f"{value:,.0f}" if abs(value) < 1e5 else "".join(_scaled(value))
+    return f"{value:,.0f}" if abs(value) < 1e5 else "".join(_scale_number(value))
 
 
 def quantity(number: int | float | None, unit: str) -> str:
     """Three digits and a decimal prefix: `12.3 GFLOP/s`. Empty for None and 0."""
-    return f"{' '.join(_scaled(number))}{unit}" if number else ""
+    return f"{' '.join(_scale_number(number))}{unit}" if number else ""
 
 
-def _scaled(number: int | float) -> tuple[str, str]:
+def _scale_number(number: int | float) -> tuple[str, str]:
     """Three digits, and the metric prefix that leaves them; 999,960 is 1.00 M, not 1000 k."""
     power, prefix = next(entry for entry in _PREFIXES if abs(number) < 999.5 * 10 ** entry[0] or entry == _PREFIXES[-1])
     return _digits(number / 10**power), prefix
@@ -80,7 +80,7 @@ def sanitize(text: str) -> str:
     return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
 
 
-def numbered(names: Iterable[str]) -> list[str]:
+def number_duplicates(names: Iterable[str]) -> list[str]:
     """The names; of equal ones the second gets ` (2)` and so on, so that all are different."""
     unique: list[str] = []
     for name in names:
@@ -158,22 +158,22 @@ def format_interval(low: float, high: float) -> str:
     return format_range(low, high, lambda end: format_signed(end, words))
 
 
-def format_recorded(values: Sequence[Any]) -> list[str]:
+def format_values(values: Sequence[Any]) -> list[str]:
     """Values of a JSON file, each on one line and short: of a hash the first eight digits, of a
     float six, a count with its thousands set apart. In full where that would make two of them the
     same. None is `not recorded`.
     """
-    full, short = [_full(value) for value in values], [_short(value) for value in values]
+    full, short = [_format_full(value) for value in values], [_format_short(value) for value in values]
     return short if len(set(short)) == len(set(full)) else full
 
 
-def _full(value: Any) -> str:
+def _format_full(value: Any) -> str:
     if value is None:
         return NOT_RECORDED
     return sanitize(value) or '""' if isinstance(value, str) else sanitize(json.dumps(value, sort_keys=True, ensure_ascii=False))
 
 
-def _short(value: Any) -> str:
+def _format_short(value: Any) -> str:
     if isinstance(value, str) and _HASH.fullmatch(value):
         return value[:8]
     if isinstance(value, int) and not isinstance(value, bool):
@@ -181,5 +181,5 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.6g}"
     if isinstance(value, Mapping) and all(isinstance(entry, str | int | float) for entry in value.values()):
-        return sanitize(", ".join(f"{key} {_short(entry)}" for key, entry in sorted(value.items())))
-    return _full(value)
+        return sanitize(", ".join(f"{key} {_format_short(entry)}" for key, entry in sorted(value.items())))
+    return _format_full(value)

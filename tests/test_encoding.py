@@ -11,7 +11,7 @@ import tarfile
 import pyarrow
 import pytest
 
-from mhsh.encoding import checked, compression, decoded, signature
+from mhsh.encoding import check_text, compression, decode, signature
 from mhsh.errors import UserError
 from mhsh.storage.files import parse_object
 
@@ -21,7 +21,7 @@ TEXT = "Ein Satz über Größe.\nUnd 日本語, 😀.\n"
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-be"])
 def test_a_byte_order_mark_decides(encoding: str) -> None:
     mark = "\ufeff" if encoding.endswith("-be") else ""
-    assert decoded((mark + TEXT).encode(encoding), "t.txt") == TEXT
+    assert decode((mark + TEXT).encode(encoding), "t.txt") == TEXT
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_byte_order_mark_decides(encoding: str) -> None:
 )
 def test_what_is_no_text_is_refused_with_what_it_looks_like(content: bytes, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        decoded(content, "t.txt")
+        decode(content, "t.txt")
 
 
 def test_first_bytes() -> None:
@@ -63,12 +63,12 @@ def test_first_bytes() -> None:
 
 
 def test_strings_of_a_caller() -> None:
-    assert checked(TEXT, "--text") == TEXT
+    assert check_text(TEXT, "--text") == TEXT
     with pytest.raises(UserError, match=r"^--text is not UTF-8: byte 0xE9 at character 3; it looks like Latin-1"):
-        checked(b"caf\xe9".decode("utf-8", "surrogateescape"), "--text")
+        check_text(b"caf\xe9".decode("utf-8", "surrogateescape"), "--text")
     for text in ("a\ud83d", "a\ude00", "a\udce9\ud83d", "\ud83d\ude00"):
         with pytest.raises(UserError, match=r"^generate: the text is not text|is not UTF-8: byte 0xE9"):
-            checked(text, "generate: the text")
+            check_text(text, "generate: the text")
 
 
 def test_an_object_with_half_of_a_surrogate_pair_is_refused() -> None:

@@ -10,8 +10,8 @@ from mhsh.text import (
     format_interval,
     format_loss,
     format_names,
-    format_recorded,
-    numbered,
+    format_values,
+    number_duplicates,
     quantity,
     sanitize,
     shorten_all,
@@ -62,16 +62,16 @@ def test_loss() -> None:
 
 def test_values_are_short_where_that_keeps_them_apart() -> None:
     one, other = "8d09aff3f1beff85" * 4, "8d09aff3f1beff85" * 3 + "0" * 16
-    assert format_recorded([one, None, 351944, True, 3.2877502355752775]) == [
+    assert format_values([one, None, 351944, True, 3.2877502355752775]) == [
         "8d09aff3",
         "not recorded",
         "351,944",
         "true",
         "3.28775",
     ]
-    assert format_recorded([one, other]) == [one, other]
-    assert format_recorded([0.1, 0.10000000001]) == ["0.1", "0.10000000001"]
-    assert format_recorded([{"kind": "cpu", "count": 1}, [1, 2]]) == ["count 1, kind cpu", "[1, 2]"]
+    assert format_values([one, other]) == [one, other]
+    assert format_values([0.1, 0.10000000001]) == ["0.1", "0.10000000001"]
+    assert format_values([{"kind": "cpu", "count": 1}, [1, 2]]) == ["count 1, kind cpu", "[1, 2]"]
 
 
 def test_many_names_are_counted() -> None:
@@ -80,7 +80,7 @@ def test_many_names_are_counted() -> None:
 
 
 def test_equal_names_are_numbered() -> None:
-    assert numbered(["a", "b", "a", "a (2)", "a"]) == ["a", "b", "a (2)", "a (2) (2)", "a (3)"]
+    assert number_duplicates(["a", "b", "a", "a (2)", "a"]) == ["a", "b", "a (2)", "a (2) (2)", "a (3)"]
 
 
 def test_sanitize_disarms_terminals_and_direction_overrides() -> None:

@@ -111,7 +111,7 @@ def _train(configs: Configs, chosen: Sequence[str], schedule: Schedule) -> Bench
     _check(configs, chosen, training=True)
     products, limits = ceilings(configs[CONFIG].model.compute_dtype)
     with ThreadPoolExecutor() as pool:  # a GPU's compiler takes a minute for a program, and half of one core
-        candidates = list(pool.map(lambda item: steps.training(*item, note), configs.items()))
+        candidates = list(pool.map(lambda item: steps.training_candidate(*item, note), configs.items()))
     for name, config in configs.items() if chosen else ():
         from benchmarks.bench.pytorch import training_candidate
 
@@ -157,7 +157,7 @@ def _decoding_candidates(
 ) -> Iterable[Candidate]:
     for (name, peer), write in writers.items():
         if not peer:
-            yield decoding.candidate(write, work, **steps.described(name, configs[name], 1))
+            yield decoding.candidate(write, work, **steps.candidate_fields(name, configs[name], 1))
         elif peer != "marian-sorted" or work.setting["setting"] == "file":  # equal lengths need no order
             from benchmarks.bench.writers import IMPLEMENTATIONS
 

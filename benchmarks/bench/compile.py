@@ -13,14 +13,14 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from mhsh.bench.results import BenchResults
-from mhsh.bench.steps import described, train_setting
+from mhsh.bench.steps import candidate_fields, train_setting
 from mhsh.bench.timing import Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
 from mhsh.models.build import build_model
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import plan_run
-from mhsh.training.state import with_shardings
+from mhsh.training.state import unbox_state
 from mhsh.training.step import compile_train_step
 
 
@@ -37,14 +37,14 @@ def candidate(name: str, config: Config) -> Candidate:
     plan = plan_run(config)
     config, mesh = plan.config, make_mesh(plan.mesh_shape)
     model, optimizer = build_model(config.model), build_optimizer(config)
-    state = with_shardings(plan.boxed, mesh, config.model)
+    state = unbox_state(plan.boxed, mesh, config.model)
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
             jax.clear_caches()  # traced functions and programs of this process
             compile_train_step(config, model, optimizer, mesh, state)
 
-    return Candidate(run=run, work=1, **described(name, config, mesh.size))
+    return Candidate(run=run, work=1, **candidate_fields(name, config, mesh.size))
 
 
 @contextlib.contextmanager

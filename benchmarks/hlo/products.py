@@ -7,7 +7,7 @@ import math
 import re
 
 from benchmarks.hlo.arrays import arrays
-from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, inside
+from mhsh.planning.hlo import Computation, Instruction, Module, Step, execution, expand_fusion
 
 
 def product_flops(module: Module) -> int:
@@ -20,7 +20,7 @@ def product_flops(module: Module) -> int:
 def flops_of(module: Module, step: Step) -> int:
     """FLOPs of one run of an instruction."""
     flops = 0
-    for part in inside(module, step):
+    for part in expand_fusion(module, step):
         if part.instruction.opcode == "dot":
             flops += _dot_flops(part.computation, part.instruction)
         elif part.instruction.opcode == "convolution":

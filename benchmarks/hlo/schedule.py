@@ -125,7 +125,7 @@ def _copies(module: Module, schedules: Mapping[str, Schedule]) -> dict[str, Sche
 
 def _likeness(module: Module, instruction: Instruction) -> Hashable:
     bounds = re.findall(r'"(?:iteration|kernel_window|input_window|output_window)_bounds":\[[^\]]*\]', instruction.attributes)
-    called = [module.computations[name] for name in instruction.called()]
+    called = [module.computations[name] for name in instruction.callees()]
     inner = [(one.opcode, one.shape) for computation in called for one in computation.instructions.values()]
     return instruction.opcode, instruction.shape, tuple(bounds), tuple(inner)
 

@@ -136,7 +136,7 @@ def _moves(module: Module, step: Step) -> Iterator[_Move]:
     if opcode == "custom-call" and instruction.attribute("custom_call_target").strip('"') in _CALLS_THAT_MOVE_NOTHING:
         return
     if opcode == "fusion":
-        called = module.computations[instruction.called()[0]]
+        called = module.computations[instruction.callees()[0]]
         reads = [_read_of(module, called, parameter) for parameter in _parameters(called)]
         writes = _writes_of(module, called)
     else:
@@ -207,7 +207,7 @@ def _read_of(module: Module, computation: Computation, name: str) -> int | None:
         elif user.opcode in _UPDATES and user.operands[0] == name and _is_result(computation, user.name):
             part = 0
         elif user.opcode == "fusion":
-            called = module.computations[user.called()[0]]
+            called = module.computations[user.callees()[0]]
             inner = [one for one, operand in zip(_parameters(called), user.operands, strict=True) if operand == name]
             parts = [_read_of(module, called, one) for one in inner]
             part = None if None in parts else sum(filter(None, parts))
@@ -226,7 +226,7 @@ def _retiles(module: Module, instruction: Instruction) -> bool:
     programs make one of a whole stack before they slice it.
     """
     in_place = instruction.opcode == "fusion" and "output_to_operand_aliasing" in instruction.attributes
-    return in_place and module.computations[instruction.called()[0]].root.opcode == "copy"
+    return in_place and module.computations[instruction.callees()[0]].root.opcode == "copy"
 
 
 def _roots(computation: Computation) -> list[Instruction]:
@@ -260,7 +260,7 @@ def _writes_of(module: Module, computation: Computation) -> list[int | None]:
         if root.opcode in _UPDATES:
             written.append(_update(computation, root))
         elif root.opcode == "fusion":
-            written += _writes_of(module, module.computations[root.called()[0]])
+            written += _writes_of(module, module.computations[root.callees()[0]])
         else:
             written.append(None)
     return written
@@ -272,7 +272,7 @@ def _updated_operand(module: Module, instruction: Instruction, element: int) -> 
         return instruction.operands[0]
     if instruction.opcode != "fusion":
         return None
-    called = module.computations[instruction.called()[0]]
+    called = module.computations[instruction.callees()[0]]
     inner = _updated_operand(module, *_result(called, element))
     target = None if inner is None else _behind_bitcasts(called, inner)
     return instruction.operands[int(target.arguments)] if target is not None and target.opcode == "parameter" else None
@@ -284,7 +284,7 @@ def _value_written(module: Module, computation: Computation, instruction: Instru
         return _behind_bitcasts(computation, instruction.operands[_UPDATES[instruction.opcode]])
     if instruction.opcode != "fusion":
         return instruction
-    called = module.computations[instruction.called()[0]]
+    called = module.computations[instruction.callees()[0]]
     value = _value_written(module, called, *_result(called, element))
     return _behind_bitcasts(computation, instruction.operands[int(value.arguments)]) if value.opcode == "parameter" else value
 
@@ -313,7 +313,7 @@ class _Origins:
             if loop.opcode == "while"
         }
         calls = [
-            (call.called()[0], (computation.name, call))
+            (call.callees()[0], (computation.name, call))
             for computation in module.computations.values()
             for call in computation.instructions.values()
             if call.opcode in ("call", "call-start") and call.operands
@@ -345,7 +345,7 @@ class _Origins:
             outside, call = self._calls[computation]
             return outside, call.operands[int(instruction.arguments)], element
         if instruction.opcode in ("call", "call-start"):
-            called = self._module.computations[instruction.called()[0]]
+            called = self._module.computations[instruction.callees()[0]]
             return called.name, called.root.name, element
         updated = _updated_operand(self._module, instruction, element)
         return (computation, updated, 0) if updated else None

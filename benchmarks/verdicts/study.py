@@ -34,7 +34,7 @@ from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import Plan, SweepFolder
-from mhsh.training.optimizer import decayed_count
+from mhsh.training.optimizer import count_decayed
 from mhsh.verdict.decision import UNDECIDED, margin_verdict
 from mhsh.verdict.estimate import Estimate, judge
 from mhsh.verdict.experiment import load_experiment
@@ -110,7 +110,7 @@ def _plant_run(path: object, config: Config, row: Mapping[str, str]) -> None:
 def _sizes(model: ModelConfig) -> dict[str, Any]:
     return {
         "parameters": parameter_counts(model),
-        "weight_decayed_parameters": decayed_count(model.residual, parameter_shapes(model)),
+        "weight_decayed_parameters": count_decayed(model.residual, parameter_shapes(model)),
     }
 
 

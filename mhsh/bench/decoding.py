@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhsh.bench.results import BenchResults
-from mhsh.bench.steps import built, described
+from mhsh.bench.steps import candidate_fields, fresh_model
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config
 from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID
@@ -66,7 +66,7 @@ def decode(configs: Mapping[str, Config], amounts: Amounts, rounds: int, note: N
     note("making the models")
     writers = {name: writer(config) for name, config in configs.items()}
     cells = [
-        (work.setting, [candidate(writers[name], work, **described(name, configs[name], 1)) for name in configs])
+        (work.setting, [candidate(writers[name], work, **candidate_fields(name, configs[name], 1)) for name in configs])
         for work in settings
     ]
     return decoding_results(configs, cells, amounts, rounds, note)
@@ -130,7 +130,7 @@ def _check(objective: str, causal: bool, longest: int, positions: int) -> None:
 
 def writer(config: Config) -> Write:
     """Beam search with a fresh translation model, or the likeliest tokens by a causal one."""
-    model, _, params = built(config)
+    model, _, params = fresh_model(config)
     if isinstance(model, Bert):
         generator = jax.jit(functools.partial(generate, model, end=None), static_argnames="room")
         sampling = Sampling(jnp.float32(0), jax.random.key(0), jnp.ones(config.model.vocab_size, bool))

@@ -47,8 +47,8 @@ class Interval(Struct, frozen=True):
         if not self.low <= self.median <= self.high:
             raise ValueError("the median lies outside its interval")
 
-    def scaled(self, factor: float) -> Interval:
-        """Times a number above 0."""
+    def scale(self, factor: float) -> Interval:
+        """The interval times a factor above 0."""
         return Interval(factor * self.median, factor * self.low, factor * self.high, self.confidence)
 
 
@@ -135,7 +135,7 @@ class SettingResults(Struct):
 
 
 class CeilingResult(Struct):
-    """What one device can do at most: a big matrix product (matmul)."""
+    """The most that one device can do: a big matrix product (matmul)."""
 
     work: int  # FLOPs of one repetition
     turns: list[list[float]]

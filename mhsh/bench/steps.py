@@ -37,7 +37,7 @@ def train(configs: Mapping[str, Config], schedule: Schedule, note: Note) -> Benc
     """Times the training steps of `configs` (by name; the others are compared with the first).
     Raises UserError where a loss or a gradient is not finite.
     """
-    cells = [(train_setting(configs), [training(name, config, note) for name, config in configs.items()])]
+    cells = [(train_setting(configs), [training_candidate(name, config, note) for name, config in configs.items()])]
     return bench("train", "token", configs, cells, schedule, note)
 
 
@@ -85,10 +85,10 @@ def grid(configs: Mapping[str, Config], batch: str, length: str | None) -> list[
     return [(rows, tokens) for rows in whole_numbers("--batch=", batch) for tokens in lengths]
 
 
-def training(name: str, config: Config, note: Note) -> Candidate:
+def training_candidate(name: str, config: Config, note: Note) -> Candidate:
     """The step of `mhsh train` on one synthetic batch, on the config's mesh, over and over."""
     note(f"compiling {name}")
-    plan = plan_run(_without_profiling(config))
+    plan = plan_run(_skip_profiling(config))
     config, mesh = plan.config, make_mesh(plan.mesh_shape)
     model, optimizer = build_model(config.model), build_optimizer(config)
     batch = put_batch(synthetic_batch(config, config.train.batch_size), mesh)
@@ -113,7 +113,7 @@ def training(name: str, config: Config, note: Note) -> Candidate:
         run=run,
         check=check,
         work=tokens(config, config.train.batch_size),
-        **described(name, config, mesh.size, memory=memory(step), flops=step_flops(config)),
+        **candidate_fields(name, config, mesh.size, memory=memory(step), flops=step_flops(config)),
     )
 
 
@@ -122,7 +122,7 @@ class Inference:
 
     def __init__(self, name: str, config: Config) -> None:
         self._name, self._config = name, config
-        self._model, self._mesh, self._params = built(config)
+        self._model, self._mesh, self._params = fresh_model(config)
 
     def candidate(self, batch: int, length: int) -> Candidate:
         """The compiled forward pass of `batch` rows of `length` tokens up to the logits."""
@@ -144,13 +144,13 @@ class Inference:
             run=run,
             check=check,
             work=tokens(config, batch),
-            **described(self._name, config, 1, memory=memory(step), flops=row_flops(config).total * batch),
+            **candidate_fields(self._name, config, 1, memory=memory(step), flops=row_flops(config).total * batch),
         )
 
 
-def built(config: Config) -> tuple[Model, Mesh, Any]:
+def fresh_model(config: Config) -> tuple[Model, Mesh, Any]:
     """The model, a mesh of the first device, and fresh parameters on it in compute_dtype."""
-    one = setting_config(_without_profiling(config), 1, 1)
+    one = setting_config(_skip_profiling(config), 1, 1)
     mesh, model = first_device(), build_model(config.model)
     optimizer = build_optimizer(config)
     params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
@@ -159,8 +159,8 @@ def built(config: Config) -> tuple[Model, Mesh, Any]:
 
 
 def setting_config(config: Config, batch: int, length: int) -> Config:
-    """The same model on `batch` rows of `length` tokens, on one device. Raises UserError where the
-    model has too few positions.
+    """The config of the model on `batch` rows of `length` tokens, on one device. Raises UserError
+    where the model has too few positions.
     """
     if length > config.model.max_positions:
         raise UserError(
@@ -209,7 +209,7 @@ def tokens(config: Config, rows: int) -> int:
     return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
 
 
-def described(name: str, config: Config, devices: int, **facts: Any) -> dict[str, Any]:
+def candidate_fields(name: str, config: Config, devices: int, **facts: Any) -> dict[str, Any]:
     """Fields of a Candidate that say what the config called `name` is, `auto` resolved."""
     counts = parameter_counts(config.model)
     own = {
@@ -233,8 +233,8 @@ def _outputs(params: Any, batch: Batch, *, model: Model) -> Outputs:
     return forward(model, params, batch, None)
 
 
-def _without_profiling(config: Config) -> Config:
-    """The same without profiling, which costs one pass before the first step and nothing later."""
+def _skip_profiling(config: Config) -> Config:
+    """The config without profiling, which costs a pass before the first step and nothing later."""
     return replace(config, model=replace(config.model, admin_omega="closed_log"))
 
 

@@ -183,10 +183,10 @@ def _result(candidate: Candidate, baseline: Candidate | None, times: Mapping[str
         theirs = times[baseline.name]
         their_medians = [statistics.median(turn) for turn in theirs.turns]
         share = baseline.work / candidate.work
-        result.time_ratio = median_interval(ratios(medians, their_medians)).scaled(share)
+        result.time_ratio = median_interval(ratios(medians, their_medians)).scale(share)
         # The system may count CPU time in ticks: a turn shorter than one has none.
         if all(theirs.cpu):
-            result.cpu_ratio = median_interval(ratios(own.cpu, theirs.cpu)).scaled(share)
+            result.cpu_ratio = median_interval(ratios(own.cpu, theirs.cpu)).scale(share)
     if result.flops:
         result.flops_per_second = result.flops / seconds.median / result.devices
         result.share_of_peak = result.flops_per_second / peak if peak else None

@@ -19,7 +19,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     """
     import jax
 
-    from mhsh.training.activations import with_policy
+    from mhsh.training.activations import replace_policy
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus, note_other_file
     from mhsh.training.mesh import make_mesh
@@ -31,7 +31,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     config = run_folder.read_config(given.changes)
     note_other_file(run_folder, config, UPDATE_RULES)  # which may decide about the mesh
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
-    plan = plan_run(with_policy(config, "none"))  # nothing is saved for a backward pass
+    plan = plan_run(replace_policy(config, "none"))  # nothing is saved for a backward pass
     if plan.mesh_shape[FSDP_AXIS] > 1:  # `auto` may have to gather the weights group by group
         plan = plan_run(config)
     config, mesh = plan.config, make_mesh(plan.mesh_shape)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from mhsh import __version__
 from mhsh.cli import early_stop
-from mhsh.encoding import checked
+from mhsh.encoding import check_text
 from mhsh.errors import Unavailable, UserError, nearest
 from mhsh.text import sanitize
 
@@ -111,8 +111,8 @@ def _at_home(argument: str) -> str:
 def _run(arguments: list[str]) -> int:
     for number, argument in enumerate(arguments, 1):
         flag, _, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        checked(flag, f"argument {number}")
-        checked(value, flag or f"argument {number}")
+        check_text(flag, f"argument {number}")
+        check_text(value, flag or f"argument {number}")
     command, *rest = arguments or [""]
     if command in ("", "--help", "-h"):
         print(_help())

@@ -28,7 +28,7 @@ from mhsh.verdict.tuning import tune
 
 if TYPE_CHECKING:
     from mhsh.cluster.signals import StopSignals
-    from mhsh.training.loop import Held
+    from mhsh.training.loop import HeldRun
 
 EXAMPLES = ("mhsh work runs/heads", "mhsh work gs://BUCKET/heads --distributed")
 
@@ -81,7 +81,7 @@ class Crew:
     def __init__(self) -> None:
         self._cells, self._failures = itertools.count(), itertools.count()
 
-    def train(self, runs: Sequence[Held], stop: StopSignals) -> Iterator[tuple[Held, Exception | None]]:
+    def train(self, runs: Sequence[HeldRun], stop: StopSignals) -> Iterator[tuple[HeldRun, Exception | None]]:
         """Trains cells together, of which several processes have one; process 0 calls it, and holds
         their run folders. Yields each when it has ended, and its error.
         """
@@ -95,38 +95,38 @@ class Crew:
     def _tell(self, what: dict[str, Any]) -> None:
         import jax
 
-        from mhsh.cluster.agreement import told
+        from mhsh.cluster.agreement import broadcast_message
 
         if jax.process_count() > 1:
-            told(f"cell/{next(self._cells)}", json.dumps(what))
+            broadcast_message(f"cell/{next(self._cells)}", json.dumps(what))
 
     def follow(self) -> int:
         """Trains what process 0 says, in the other processes. Returns the exit status."""
-        from mhsh.cluster.agreement import told
+        from mhsh.cluster.agreement import broadcast_message
         from mhsh.cluster.signals import StopSignals
-        from mhsh.training.loop import Held
+        from mhsh.training.loop import HeldRun
 
-        while "status" not in (cell := json.loads(told(f"cell/{next(self._cells)}"))):
-            held = Held(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "")
+        while "status" not in (cell := json.loads(broadcast_message(f"cell/{next(self._cells)}"))):
+            held = HeldRun(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "")
             for _, error in self._train([held], StopSignals()):
                 if error is not None:  # process 0 has it too, and notes it
                     print(f"mhsh: {error}", file=sys.stderr)
         return cell["status"]
 
-    def _train(self, runs: Sequence[Held], stop: StopSignals) -> Iterator[tuple[Held, Exception | None]]:
-        from mhsh.cluster.agreement import heard_anywhere, same_everywhere
+    def _train(self, runs: Sequence[HeldRun], stop: StopSignals) -> Iterator[tuple[HeldRun, Exception | None]]:
+        from mhsh.cluster.agreement import agree_on_signal, is_same_everywhere
         from mhsh.training.loop import train_together
 
         with contextlib.closing(train_together(runs, stop)) as training:
             for held, ended in training:
                 if isinstance(ended, Exception):
                     try:
-                        same_everywhere(f"failed/{next(self._failures)}", "")
+                        is_same_everywhere(f"failed/{next(self._failures)}", "")
                     except UserError as error:
                         raise Unavailable(f"the processes of this worker did not fail together ({error}): {ended}") from ended
                     yield held, ended
                 else:
-                    stop.signal = heard_anywhere(stop.signal)
+                    stop.signal = agree_on_signal(stop.signal)
                     yield held, None
         gc.collect()  # the next cells need the memory of the device
 

@@ -1,4 +1,4 @@
-"""What the processes of a run agree on: what they run, what process 0 decides, where they stop."""
+"""The agreement of a run's processes: what they run, what process 0 decides, where they stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _runs = 0  # that this process has begun
 
 
 def begin_run() -> None:
-    """From here on names are those of another run. Every process calls it before each run."""
+    """Gives the names that follow to another run. Every process calls it before each run."""
     global _runs  # noqa: PLW0603 (the coordination service knows each name once, and lives as long as the process)
     _runs += 1
 
@@ -32,7 +32,7 @@ def _key(name: str) -> str:
     return f"mhsh/{_runs}/{name}"
 
 
-def preflight(facts: Mapping[str, str]) -> None:
+def check_same_facts(facts: Mapping[str, str]) -> None:
     """Compares the facts of all processes with those of process 0: config, code, data, devices.
 
     Every process must call it. Raises UserError, on every process, that names each process that
@@ -51,7 +51,7 @@ def preflight(facts: Mapping[str, str]) -> None:
         raise UserError(f"the processes of this run differ: {'; '.join(differing)}; start all with the same command, code and text")
 
 
-def same_everywhere(name: str, value: str) -> bool:
+def is_same_everywhere(name: str, value: str) -> bool:
     """Whether all processes have called this with the same value. Each name is used once. Raises
     UserError where a process has not reported in time.
     """
@@ -71,13 +71,15 @@ def _reports(name: str, value: str) -> list[str]:
     return reports
 
 
-def agreed(decided: bool) -> bool:
-    """The decision of process 0; every process must call this."""
+def broadcast_decision(decided: bool) -> bool:
+    """The decision of process 0, on every process; each must call this."""
     return bool(multihost_utils.broadcast_one_to_all(np.int32(decided)))
 
 
-def told(name: str, message: str = "") -> str:
-    """The value of process 0; the others wait as long as it takes. Each name is used once."""
+def broadcast_message(name: str, message: str = "") -> str:
+    """The message of process 0, on every process; the others wait as long as it takes. Each name is
+    used once.
+    """
     client, key = multihost.get_jax_distributed_client(), _key(name)
     if jax.process_index() == 0:
         client.key_value_set(key, message)
@@ -102,7 +104,7 @@ def wait_for_all(name: str) -> None:
         raise UserError(f"not all processes have reached {name!r}; look at the logs of the others") from error
 
 
-def heard_anywhere(number: int | None) -> int | None:
+def agree_on_signal(number: int | None) -> int | None:
     """The signal that some process has heard during the run, this one `number`; None: none has.
     Every process calls it after the run.
     """

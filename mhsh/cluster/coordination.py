@@ -52,7 +52,7 @@ def connect(coordinator: str | None, count: int | None, process: int | None, tim
 
     devices = None
     if coordinator is None:
-        detect = _private(0).auto_detect_unset_distributed_params
+        detect = _private_object(0).auto_detect_unset_distributed_params
         coordinator = os.environ.get("JAX_COORDINATOR_ADDRESS")
         coordinator, count, process, devices = detect(coordinator, count, process, None, None, timeout)
     if coordinator is None or count is None or process is None:
@@ -98,7 +98,7 @@ def _leave(service: subprocess.Popen[bytes]) -> None:
     service.communicate(b"end")
 
 
-def _private(index: int) -> Any:
+def _private_object(index: int) -> Any:
     """A private name of jax. Raises RuntimeError where this jax has none of this name."""
     module, name = PRIVATE[index]
     try:
@@ -111,7 +111,7 @@ def main(address: str, count: str) -> None:
     """Serves until the process at the other end of standard input says `end`, or has gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for process 0, which takes leave first
         signal.signal(number, signal.SIG_IGN)
-    service = _private(1)(address, int(count), heartbeat_timeout=_SILENT_SECONDS, shutdown_timeout=_ENDING_SECONDS)
+    service = _private_object(1)(address, int(count), heartbeat_timeout=_SILENT_SECONDS, shutdown_timeout=_ENDING_SECONDS)
     try:
         os.write(sys.stdout.fileno(), b"ready\n")
     except BrokenPipeError:  # process 0 has waited for long enough

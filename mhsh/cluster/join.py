@@ -25,7 +25,9 @@ def join(*, coordinator: str | None, num_processes: int | None, process_id: int 
     peers = Peers()
     # jax would wait as long, and then abort with its stack.
     missing = f"not all processes of this run have joined within {JOIN_SECONDS} s"
-    timer = threading.Timer(JOIN_SECONDS, peers.lost, [f"{missing}; look at their logs, and run the same command again on all"])
+    timer = threading.Timer(
+        JOIN_SECONDS, peers.end_process, [f"{missing}; look at their logs, and run the same command again on all"]
+    )
     timer.daemon = True
     timer.start()
     try:

@@ -44,14 +44,14 @@ class Peers:
         machine of process 0. Where it cannot be reached, training goes on without this watch.
         """
         if process == 0:
-            server = _server(host)
+            server = _open_server(host)
             token = secrets.token_hex(16)
             client.key_value_set(_KEY, f"{token} {server.getsockname()[1]}")
             run = functools.partial(self._watch_all, server, token, count)
         else:
             token, port = client.blocking_key_value_get(_KEY, _CONNECT_SECONDS * 1000).split()
             try:
-                connection = _probed(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
+                connection = _enable_keepalive(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
                 connection.sendall(f"{token} {process}\n".encode())
             except OSError as error:
                 print(f"port {port} of {host} cannot be reached ({error}): a lost process is found late, by jax alone", flush=True)
@@ -74,8 +74,8 @@ class Peers:
             with contextlib.suppress(OSError):
                 connection.sendall(b"failed\n" if failed else b"done\n")
 
-    def lost(self, what: str, status: int = os.EX_TEMPFAIL) -> None:
-        """Ends this process."""
+    def end_process(self, what: str, status: int = os.EX_TEMPFAIL) -> None:
+        """Ends this process with `status`, and says what is lost."""
         if self._watching and self._lost.acquire(blocking=False):
             os.write(_STANDARD_ERROR, f"mhsh: {what}\n".encode())
             os._exit(status)
@@ -88,11 +88,11 @@ class Peers:
             for key, _ in selector.select():
                 if key.fileobj is server:
                     connection, _ = server.accept()
-                    index = _introduced(connection, token, count)
+                    index = _read_introduction(connection, token, count)
                     if index is None:
                         connection.close()
                     else:
-                        self._connections[_probed(connection)] = index
+                        self._connections[_enable_keepalive(connection)] = index
                         selector.register(connection, selectors.EVENT_READ)
                 else:
                     connection = key.fileobj
@@ -121,13 +121,13 @@ class Peers:
     def _end(self, index: int, word: str) -> None:
         if word == "failed":
             time.sleep(_OWN_ERROR_SECONDS)  # this process may be about to say the same
-            self.lost(f"process {index} of this run has ended with an error; look at its log", status=2)
-        self.lost(
+            self.end_process(f"process {index} of this run has ended with an error; look at its log", status=2)
+        self.end_process(
             f"process {index} of this run is lost; run the same command again on all, and it goes on from its last checkpoint"
         )
 
 
-def _server(host: str) -> socket.socket:
+def _open_server(host: str) -> socket.socket:
     """Listens at an address of this machine: at `host`, or at all where that is another name of it,
     as behind a translation of addresses. Who does not know the run's token is turned away.
     """
@@ -146,15 +146,15 @@ def _may_come_of_a_loss(error: BaseException | None) -> bool:
     return isinstance(error, Exception)
 
 
-def _probed(connection: socket.socket) -> socket.socket:
-    """With keepalive probes that find a silent machine within LOST_SECONDS."""
+def _enable_keepalive(connection: socket.socket) -> socket.socket:
+    """Gives the connection keepalive probes, which find a silent machine within LOST_SECONDS."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", (LOST_SECONDS - 2) // _PROBES), ("TCP_KEEPCNT", _PROBES)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return connection
 
 
-def _introduced(connection: socket.socket, token: str, count: int) -> int | None:
+def _read_introduction(connection: socket.socket, token: str, count: int) -> int | None:
     """The number of the process at the other end; None: it is not of this run."""
     connection.settimeout(_INTRODUCTION_SECONDS)
     said, _, index = _read_line(connection).partition(" ")

@@ -69,7 +69,7 @@ def maintenance_watch(stop: StopSignals) -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not announced():
+        while not is_leave_announced():
             if ended.wait(POLL_SECONDS):
                 return
         stop.signal = signal.SIGTERM
@@ -83,7 +83,7 @@ def maintenance_watch(stop: StopSignals) -> Iterator[None]:
         thread.join()
 
 
-def announced() -> bool:
+def is_leave_announced() -> bool:
     """Whether the metadata server announces maintenance or preemption. False without a server."""
     return any(_ask(path) not in (None, quiet) for path, quiet in _QUIET.items())
 

@@ -25,7 +25,7 @@ from mhsh.config.schema import (
     to_dict,
 )
 from mhsh.config.shapes import at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, regroup
-from mhsh.encoding import checked
+from mhsh.encoding import check_text
 from mhsh.errors import UserError, nearest
 
 # jax counts in 32 bits, and a seed draws what its last 32 bits draw.
@@ -129,7 +129,7 @@ def _checked_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise UserError(f"{path} = {value!r} is of type {type(value).__name__}; allowed: {kind.__name__}")
     if isinstance(value, str):
-        checked(value, path)
+        check_text(value, path)
     largest = _LARGEST_SEED if path.endswith(".seed") else _LARGEST
     # A float may be larger, but a whole number of hundreds of digits has no float.
     if (kind is int and value > largest) or (type(value) is int and abs(value) > 2**63):

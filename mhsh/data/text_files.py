@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from etils import epath
 
-from mhsh.encoding import HEAD_BYTES, check_head, compression, decoded, decoded_line, marked_encoding
+from mhsh.encoding import HEAD_BYTES, check_head, compression, decode, decode_line, marked_encoding
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
 from mhsh.storage.files import open_binary, read_small_file
@@ -151,7 +151,7 @@ def _lines(file: io.BufferedReader, name: str) -> Iterator[str]:
     for number, line in enumerate(iter(functools.partial(file.readline, _LONGEST), b""), 1):
         if len(line) == _LONGEST:
             raise UserError(f"{name} line {number} is longer than {_LONGEST >> 20} MiB; end its lines with a newline")
-        text = decoded_line(line, number, name)
+        text = decode_line(line, number, name)
         yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n")
 
 
@@ -189,7 +189,7 @@ def read_vocabulary(path: epath.PathLike, form: str) -> str:
     read, or is not text.
     """
     try:
-        return decoded(read_small_file(path), f"the vocabulary {path}")
+        return decode(read_small_file(path), f"the vocabulary {path}")
     except FileNotFoundError:
         raise UserError(
             f"the vocabulary {path} does not exist; name a {form} that exists, or empty data.vocab_path to train one"

@@ -27,7 +27,7 @@ MASK_VALUE = float(jnp.finfo(jnp.float32).min)
 
 @struct.dataclass
 class AttentionMask:
-    """Which keys a query attends to: those of its segment, but not padding (segment 0), and, if
+    """The keys that a query attends to: those of its segment, but not padding (segment 0), and, if
     causal, none behind it. jax also rebuilds this tree with placeholders.
     """
 

@@ -82,11 +82,11 @@ def kept_scale(rate: float) -> float:
     return 2**32 / (2**32 - _threshold(rate))
 
 
-def drop(x: Float[Array, "*axes"], kept: Bool[Array, "*axes"], rate: float) -> Float[Array, "*axes"]:
-    """`x` divided by 1 - `rate` where it is kept, else 0."""
+def drop(x: Float[Array, "*axes"], mask: Bool[Array, "*axes"], rate: float) -> Float[Array, "*axes"]:
+    """`x` divided by 1 - `rate` where the mask is True, else 0."""
     # In fp32: bf16 has 1 / 0.9 only to 0.2 %.
     scaled = (x.astype(jnp.float32) * kept_scale(rate)).astype(x.dtype)
-    return jnp.where(kept, scaled, jnp.zeros((), x.dtype))
+    return jnp.where(mask, scaled, jnp.zeros((), x.dtype))
 
 
 def _threshold(rate: float) -> int:

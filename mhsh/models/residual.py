@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
-from mhsh.models.kernels.residual import add_and_norm, copies, join_obstacle
+from mhsh.models.kernels.residual import add_and_norm, has_copy, join_obstacle
 from mhsh.models.kernels.select import takes_kernels
 from mhsh.models.layers import LayerNorm
 from mhsh.models.sublayer import ModuleSublayer, Sublayer
@@ -99,7 +99,7 @@ class NormedSum(Residual):
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
         del stack, real
-        return Stream(x, x.astype(config.compute_dtype) if cls.is_fused(config) and copies(config) else None)
+        return Stream(x, x.astype(config.compute_dtype) if cls.is_fused(config) and has_copy(config) else None)
 
     @classmethod
     def fixed_weight(cls, stack: Stack) -> float | None:
@@ -121,6 +121,6 @@ class NormedSum(Residual):
         if not self.is_fused(config):
             return Stream(norm(jnp.asarray(weight, x.dtype) * x + sublayer(x).astype(x.dtype)), None)
         assert isinstance(sublayer, ModuleSublayer), "only training has kernels"
-        read = stream.carried if copies(config) else x
+        read = stream.carried if has_copy(config) else x
         y, copy = add_and_norm(config, x, read, sublayer.branch(read), norm.scale, norm.bias, weight, normed_stream=True)
-        return Stream(y, copy if copies(config) else None)
+        return Stream(y, copy if has_copy(config) else None)

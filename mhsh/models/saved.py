@@ -63,9 +63,9 @@ def _use_saver(saver: Callable[[Array], Array]) -> Iterator[None]:
 
 
 @jax.custom_vjp
-def _replace_value(computed: Array, found: Array) -> Array:
+def _replace_value(computed: Array, saved: Array) -> Array:
     del computed
-    return found
+    return saved
 
 
 _replace_value.defvjp(lambda _, found: (found, None), lambda _, gradient: (gradient, None))

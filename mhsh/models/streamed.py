@@ -57,8 +57,8 @@ def _forward(group: Group, params: Any, stream: Any, stacked: Any, context: Any)
     return last, (params, streams, stacked, context)
 
 
-def _backward(group: Group, kept: Any, gradient: Any) -> tuple[Any, Any, None, Any]:
-    params, streams, stacked, context = kept
+def _backward(group: Group, residuals: Any, gradient: Any) -> tuple[Any, Any, None, Any]:
+    params, streams, stacked, context = residuals
     count = len(jax.tree.leaves(params)[0])
     leaves, structure = jax.tree.flatten(context)
     is_real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]  # masks have no gradient

@@ -32,7 +32,7 @@ from mhsh.planning.roofline import CHIPS, Chip, product_flops
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import Devices, plan_run
-from mhsh.training.state import with_shardings
+from mhsh.training.state import unbox_state
 from mhsh.training.step import compile_train_step
 
 # The packages that bring a platform's compiler, and the extra of ours that has it. One is enough.
@@ -74,8 +74,8 @@ def parse_topology(name: str, num_slices: int = 1) -> Topology:
         raise UserError(f"--topology={name} is not a slice; allowed: {known}, local:8, of any size")
     if num_slices > 1 and (chip is None or chip.platform == "gpu"):
         raise UserError(f"--num-slices={num_slices}: {kind}:N is one slice; leave out --num-slices")
-    of_slice = math.prod(map(int, layout.split("x"))) * (chip.of_chip if chip else 1)
-    return Topology(name, num_slices, num_slices * of_slice, chip)
+    slice_devices = math.prod(map(int, layout.split("x"))) * (chip.devices_per_chip if chip else 1)
+    return Topology(name, num_slices, num_slices * slice_devices, chip)
 
 
 def compiler_of(platform: str) -> str | None:
@@ -137,7 +137,7 @@ def measure(
         check=False,
     )
     if done.returncode:
-        raise UserError(_death(done.returncode, done.stderr, platform))
+        raise UserError(_describe_crash(done.returncode, done.stderr, platform))
     answer = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         raise UserError(answer["error"])
@@ -145,7 +145,7 @@ def measure(
     return answer | {"warnings": [line.strip()[:400] for line in warnings]}
 
 
-def _death(status: int, stderr: str, platform: str) -> str:
+def _describe_crash(status: int, stderr: str, platform: str) -> str:
     compiler = (compiler_of(platform) if platform != "cpu" else None) or "libtpu"
     versions = f"{compiler} {_version(compiler)}, jaxlib {_version('jaxlib')}"
     if status > 0:
@@ -209,7 +209,7 @@ def compile_report(
     }
     begin, optimizer = time.monotonic(), build_optimizer(config)
     try:
-        state = with_shardings(boxed, mesh, config.model)
+        state = unbox_state(boxed, mesh, config.model)
         compiled = compile_train_step(config, build_model(config.model), optimizer, mesh, state, runs)
     except jax.errors.JaxRuntimeError as error:
         too_large = overflow(str(error))
@@ -247,13 +247,13 @@ def _devices_of(topology: Topology) -> Sequence[Any]:
 
     chip, number = topology.chip, topology.num_devices
     if chip.gpu is not None:
-        on_one = number if number <= chip.domain else math.gcd(number, chip.domain)
-        layout = f"1x{number // on_one}x{on_one}"  # one slice, machines, GPUs of each
+        per_machine = number if number <= chip.domain else math.gcd(number, chip.domain)
+        layout = f"1x{number // per_machine}x{per_machine}"  # one slice, machines, GPUs of each
         options: dict[str, Any] = {"target_config": _gpu_target(chip), "topology": layout}
     else:
         # A device is a whole chip, both cores of a v4 or v5p, unless two are one.
-        options = {"chip_config_name": "megacore"} if chip.dimensions == 3 and chip.of_chip == 1 else {}
-        if number == topology.num_slices * chip.of_chip:
+        options = {"chip_config_name": "megacore"} if chip.dimensions == 3 and chip.devices_per_chip == 1 else {}
+        if number == topology.num_slices * chip.devices_per_chip:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if topology.num_slices > 1:
             options["num_slices"] = topology.num_slices

@@ -42,7 +42,7 @@ class Instruction(NamedTuple):
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
-    def called(self) -> list[str]:
+    def callees(self) -> list[str]:
         """The computations that it calls, except for those of a loop."""
         return [name for names in _CALLED.findall(self.attributes) for name in re.findall(r"[\w.\-]+", names)]
 
@@ -132,21 +132,21 @@ def _run(module: Module, computation: Computation, times: int, frame: str, unkno
             runs = times * (1 if trips is None else trips)
             yield from _run(module, body, runs, f"{frame}/{instruction.name}", unknown)
         elif instruction.opcode in ("call", "call-start", "conditional", "async-start"):
-            for name in instruction.called():
+            for name in instruction.callees():
                 yield from _run(module, module.computations[name], times, frame, unknown)
         else:
             yield Step(computation, instruction, times, frame)
 
 
-def inside(module: Module, step: Step) -> Iterator[Step]:
+def expand_fusion(module: Module, step: Step) -> Iterator[Step]:
     """The instructions of a fusion, of fusions within it too; any other instruction is its own."""
     if step.instruction.opcode != "fusion":
         yield step
         return
-    for name in step.instruction.called():
+    for name in step.instruction.callees():
         computation = module.computations[name]
         for instruction in computation.instructions.values():
-            yield from inside(module, Step(computation, instruction, step.times, step.frame))
+            yield from expand_fusion(module, Step(computation, instruction, step.times, step.frame))
 
 
 # They name, regroup or wait for arrays.
@@ -238,7 +238,7 @@ def read_collectives(module: Module, num_devices: int) -> tuple[list[Collective]
     """
     by_identity: dict[tuple[str, ...], Collective] = {}
     unknown: list[str] = []
-    for step in (part for whole in execution(module, unknown) for part in inside(module, whole)):
+    for step in (part for whole in execution(module, unknown) for part in expand_fusion(module, whole)):
         kind = _collective_kind(step)
         if kind is None:
             continue

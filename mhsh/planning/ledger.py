@@ -1,4 +1,4 @@
-"""What a config will be, by formula: its parameters, FLOPs and memory."""
+"""The figures of a config by formula: its parameters, FLOPs and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mhsh.models.costs import parameter_counts, row_flops, step_flops
 from mhsh.models.schemes import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
-from mhsh.training.activations import with_policy
+from mhsh.training.activations import replace_policy
 from mhsh.training.memory import USABLE_SHARE, candidates, device_bytes, footprint
 from mhsh.training.plan import Devices, plan_run
 
@@ -33,7 +33,7 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     plan = plan_run(config, Devices(num_devices, topology.num_slices if topology else 1, platform, hbm_bytes))
     shape, policy = plan.mesh_shape, plan.config.model.remat_policy
     policies = candidates(platform, shape)
-    memory = {name: footprint(with_policy(config, name), plan.boxed, shape) for name in dict.fromkeys((policy, *policies))}
+    memory = {name: footprint(replace_policy(config, name), plan.boxed, shape) for name in dict.fromkeys((policy, *policies))}
     flops = row_flops(config)
     stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {

@@ -20,7 +20,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.activations import saved_activations, with_policy
+from mhsh.training.activations import replace_policy, saved_activations
 from mhsh.training.memory import footprint, update_bytes
 from mhsh.training.mesh import first_device
 from mhsh.training.optimizer import build_optimizer
@@ -58,7 +58,7 @@ class Chip:
     network_bandwidth: float  # of one device's share of the network between domains
     dimensions: int = 0  # of a TPU slice, such as 2 of a 4x4; 0: a GPU
     gpu: Gpu | None = None  # None: a TPU
-    of_chip: int = 1  # devices that are one chip, in the layout of a slice and on a bill
+    devices_per_chip: int = 1  # devices that are one chip, in the layout of a slice and on a bill
 
     @property
     def peak_flops(self) -> float:
@@ -92,7 +92,7 @@ CHIPS = {
     "v6e": Chip("TPU v6 lite", 32 * 2**30, 1600e9, 256, 400e9, 12.5e9, 2),
     # docs.cloud.google.com/tpu/docs/tpu7x: of a chip, which is two devices, 192 GiB at 7,380 GB/s,
     # 1,200 GB/s both ways between chips, 100 Gbit/s beyond; pods of 9,216.
-    "tpu7x": Chip("TPU7x", 96 * 2**30, 3690e9, 2 * 9216, 300e9, 6.25e9, 3, of_chip=2),
+    "tpu7x": Chip("TPU7x", 96 * 2**30, 3690e9, 2 * 9216, 300e9, 6.25e9, 3, devices_per_chip=2),
     # NVIDIA's data sheets of the A100 80GB SXM and the H100 SXM: NVLink 600 and 900 GB/s both ways.
     # Eight GPUs and eight InfiniBand ports of 200 and 400 Gbit/s: user guides of DGX A100 and H100.
     "a100": Chip("NVIDIA A100-SXM4-80GB", 80 * 10**9, 2039e9, 8, 300e9, 25e9, gpu=_A100),
@@ -162,16 +162,16 @@ def step_time(config: Config, chip: Chip, num_chips: int) -> StepTime:
     where the mesh or the batch does not divide over the chips, or `mesh.tensor` is above 1, whose
     sums of activations are not estimated.
     """
-    num_devices = num_chips * chip.of_chip
+    num_devices = num_chips * chip.devices_per_chip
     plan = plan_run(config, Devices(num_devices, math.ceil(num_devices / chip.domain), chip.platform, chip.hbm_bytes))
     config, shape = plan.config, plan.mesh_shape
     if shape["tensor"] > 1:
         raise UserError(f"mesh.tensor = {shape['tensor']} has no estimate of time; set it to 1, or compile with --topology")
-    plan = plan.counted()
+    plan = plan.count_activations()
     assert plan.remat is not None
     slow, fast = PRODUCT_EFFICIENCY[chip.platform]
-    at_peak = product_flops(config, shape) / chip.peak_flops
-    products = Range(at_peak / fast, at_peak / slow)
+    peak_seconds = product_flops(config, shape) / chip.peak_flops
+    products = Range(peak_seconds / fast, peak_seconds / slow)
     memory = Range(*(size / chip.hbm_bandwidth for size in memory_bytes(plan, PASSES[chip.platform])))
     sent = network_seconds(config, shape, chip)
     network = Range(sent, sent * SLOWEST_NETWORK[chip.platform])
@@ -243,7 +243,7 @@ def memory_bytes(plan: RunPlan, most_passes: float) -> Range:
     weights = parameter_counts(config.model)["total"] * jnp.dtype(config.model.compute_dtype).itemsize
     passes = config.train.accumulation_steps * (3 * weights + 2 * needed.activations)
     update = update_bytes(config.model, boxed, shape)
-    plain = config.train.accumulation_steps * saved_activations(with_policy(config, "none"), rows)
+    plain = config.train.accumulation_steps * saved_activations(replace_policy(config, "none"), rows)
     return Range(update + passes, update + passes + most_passes * plain)
 
 

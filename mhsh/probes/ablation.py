@@ -1,4 +1,4 @@
-"""Ablation: what the loss becomes when layers are left out or change places. Is the depth used?"""
+"""Ablation: the loss of a model whose layers are left out or change places. Is the depth used?"""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class _Losses:
         self._model, self._params = plain_model(config), params
         depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
         self.depths = {stack: depth for stack, depth in depths.items() if depth}
-        self._loss = jax.jit(self._loss_of)
-        self._streams = jax.jit(self._streams_of)
+        self._loss = jax.jit(self._compute_loss)
+        self._streams = jax.jit(self._compute_additions)
 
     def __call__(self, batch: Batch, stack: str = "encoder", skipped: Sequence[int] = (), swapped: int | None = None) -> float:
         order = {name: np.arange(depth) for name, depth in self.depths.items()}
@@ -92,31 +92,31 @@ class _Losses:
         gates[stack][list(skipped)] = -1
         return {name: {"layers": {"gate": each}} for name, each in gates.items()}
 
-    def _loss_of(self, params: Any, batch: Batch, gates: Any, order: Any) -> Float[Array, ""]:
+    def _compute_loss(self, params: Any, batch: Batch, gates: Any, order: Any) -> Float[Array, ""]:
         ordered = params | {
             stack: params[stack] | {"layers": jax.tree.map(lambda leaf, stack=stack: leaf[order[stack]], params[stack]["layers"])}
             for stack in order
         }
-        outputs, _ = run_intercepted(self._model, ordered, batch, after_calls(STACK_OF_LAYER, _gated), gates)
+        outputs, _ = run_intercepted(self._model, ordered, batch, after_calls(STACK_OF_LAYER, _gate_layer), gates)
         return total_loss(compute_metrics(outputs, batch), loss_weights(batch))
 
-    def _streams_of(self, params: Any, batch: Batch, gates: Any) -> Any:
+    def _compute_additions(self, params: Any, batch: Batch, gates: Any) -> Any:
         """The addition of every layer to the stream, by stack: [L,B,T,D]."""
 
         def sow(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
-            result = _gated(layer, args, result)
+            result = _gate_layer(layer, args, result)
             added = layer.residual.total(result[0]) - layer.residual.total(args[0])
             layer.sow(PROBE, "added", added.reshape(*added.shape[:2], -1))
             return result
 
-        def of_example(example: Batch) -> Any:
+        def example_additions(example: Batch) -> Any:
             _, left = run_intercepted(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
             return {stack: found["layers"]["added"][0][:, 0] for stack, found in left.items()}
 
-        return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), sort_stacks(map_examples(of_example, batch)))
+        return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), sort_stacks(map_examples(example_additions, batch)))
 
 
-def _gated(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
+def _gate_layer(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
     """A layer whose stream passes it by where its gate is closed."""
     (after, nothing), before = result, args[0]
     opened = 1 + layer.perturb("gate", jnp.zeros(()), PROBE) > 0.5

@@ -105,19 +105,19 @@ def fresh_amplification(
         # The device's own random bits compile in half the time.
         params = fresh(jax.random.key(seed + draw, impl="rbg"), arrays)
         params = profile(params, arrays) if profiled else params
-        changed = disturbed(params, scales, noise, np.random.default_rng((seed, draw)))
+        changed = add_noise(params, scales, noise, np.random.default_rng((seed, draw)))
         outputs = output(params, arrays), output(changed, arrays)
         changes.append(mean_square(*outputs, non_padding(batch, "encoder")))
     return np.array(jax.device_get(changes), np.float64)
 
 
-def disturbed(params: Any, scales: Scales, noise: float, rng: np.random.Generator) -> Any:
+def add_noise(params: Any, scales: Scales, noise: float, rng: np.random.Generator) -> Any:
     """The parameters with normal noise on the encoder's sublayers (see `fresh_amplification`)."""
     layers = dict(params["encoder"]["layers"])
-    for name, of_sublayer in scales.items():
+    for name, kernel_scales in scales.items():
         delta = {
             kernel: noise * scale * rng.standard_normal(layers[name][kernel].shape, np.float32)
-            for kernel, scale in of_sublayer.items()
+            for kernel, scale in kernel_scales.items()
             if scale > 0
         }
         layers[name] = layers[name] | {kernel: layers[name][kernel] + change for kernel, change in delta.items()}
@@ -154,12 +154,12 @@ def _encoder_output(model: Model, params: Any, batch: Batch) -> Float[Array, "B 
     return cast(Any, state)["intermediates"]["encoder"]["__call__"][0]
 
 
-def mean_square(one: Float[Array, "B T D"], other: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
+def mean_square(x: Float[Array, "B T D"], y: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Array, ""]:
     """The mean square, over all elements of the tokens, of the difference between the two
     normalised arrays.
     """
-    one, other = (normalize(each.astype(jnp.float32), 0.0)[0] for each in (one, other))
-    return jnp.mean((one - other) ** 2, where=jnp.broadcast_to(real[:, :, None], one.shape))
+    x, y = (normalize(each.astype(jnp.float32), 0.0)[0] for each in (x, y))
+    return jnp.mean((x - y) ** 2, where=jnp.broadcast_to(real[:, :, None], x.shape))
 
 
 def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Growth | None:

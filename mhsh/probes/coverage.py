@@ -77,7 +77,7 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     """
     model = plain_model(config)
 
-    def of_example(params: Any, example: Batch) -> dict[str, Any]:
+    def example_sums(params: Any, example: Batch) -> dict[str, Any]:
         _, left = run_intercepted(model, params, example, functools.partial(_sow_figures, example))
         sums: dict[str, Any] = {}
         for stack, found in left.items():
@@ -89,8 +89,8 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
             } | {"queries": real.sum()}
         return sums
 
-    over_batch = jax.jit(lambda params, batch: map_examples(lambda example: of_example(params, example), batch))
-    totals = jax.tree.map(lambda rows: np.asarray(rows, np.float64).sum(axis=0), jax.device_get(over_batch(params, dict(batch))))
+    batch_sums = jax.jit(lambda params, batch: map_examples(lambda example: example_sums(params, example), batch))
+    totals = jax.tree.map(lambda rows: np.asarray(rows, np.float64).sum(axis=0), jax.device_get(batch_sums(params, dict(batch))))
     result: dict[str, dict[str, dict[str, Any]]] = {}
     for stack, sublayers in sort_stacks(totals).items():
         queries = sublayers.pop("queries")
@@ -105,8 +105,8 @@ def _sow_figures(example: Batch, module: nn.Module, method: str, call: Callable[
         weights = jax.nn.softmax(args[0], axis=-1)
         real = non_padding(example, module.path[0])
         mean = weights.mean(axis=1)
-        module.sow(PROBE, "heads", _over_queries(effective_number(weights), real[:, None]))
-        module.sow(PROBE, "layers", _over_queries(effective_number(mean), real))
+        module.sow(PROBE, "heads", _sum_over_queries(effective_number(weights), real[:, None]))
+        module.sow(PROBE, "layers", _sum_over_queries(effective_number(mean), real))
         is_largest = jax.nn.one_hot(weights.argmax(axis=-1), weights.shape[-1], dtype=bool).any(axis=1)
         module.sow(PROBE, "is_largest", is_largest[0])
         if module.name in _SELF:
@@ -114,17 +114,17 @@ def _sow_figures(example: Batch, module: nn.Module, method: str, call: Callable[
     return result
 
 
-def _over_queries(figures: Float[Array, "1 *heads T"], real: Bool[Array, "1 *ones T"]) -> Float[Array, "*heads"]:
+def _sum_over_queries(figures: Float[Array, "1 *heads T"], real: Bool[Array, "1 *ones T"]) -> Float[Array, "*heads"]:
     """The sum over the queries of the one example."""
     return jnp.sum(figures, axis=-1, where=real)[0]
 
 
-def _sums(name: str, found: dict[str, Array], real: Bool[Array, " T"]) -> dict[str, Array]:
-    of_queries = dict(zip(("argmax_layers", "argmax_stack"), argmax_numbers(found["is_largest"]), strict=True))
+def _sums(name: str, sown: dict[str, Array], real: Bool[Array, " T"]) -> dict[str, Array]:
+    query_figures = dict(zip(("argmax_layers", "argmax_stack"), argmax_numbers(sown["is_largest"]), strict=True))
     if name in _SELF:
-        of_queries |= {key: effective_number(rollout(found["mean"], share)) for key, share in RESIDUAL_SHARES.items()}
-    sums = {key: jnp.sum(figures, axis=-1, where=real) for key, figures in of_queries.items()}
-    return {key: found[key] for key in ("heads", "layers")} | sums
+        query_figures |= {key: effective_number(rollout(sown["mean"], share)) for key, share in RESIDUAL_SHARES.items()}
+    sums = {key: jnp.sum(figures, axis=-1, where=real) for key, figures in query_figures.items()}
+    return {key: sown[key] for key in ("heads", "layers")} | sums
 
 
 def _visible(config: ModelConfig, example: Batch, name: str) -> Int[Array, ""]:

@@ -47,10 +47,10 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
             stack: _deviation(y[:, 0], non_padding(batch, stack))[:, None].astype(jnp.float32) for stack, y in outputs.items()
         }
         first = {key: value[:1] for key, value in batch.items()}
-        _, zeros = jax.eval_shape(lambda: run_intercepted(model, params, first, _gated([])))
+        _, zeros = jax.eval_shape(lambda: run_intercepted(model, params, first, _gate_additions([])))
         gates_at_one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), zeros)
 
-        def of_example(pair: tuple[Batch, dict[str, Array]]) -> Any:
+        def gate_gradients(pair: tuple[Batch, dict[str, Array]]) -> Any:
             example, deviation = pair
 
             def product(gates: Any) -> Float[Array, ""]:
@@ -60,24 +60,24 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
             return jax.grad(product)(gates_at_one)
 
         examples = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
-        products = jax.tree.map(lambda each: each.sum(axis=0), jax.lax.map(of_example, (examples, deviations)))
+        products = jax.tree.map(lambda each: each.sum(axis=0), jax.lax.map(gate_gradients, (examples, deviations)))
         variances = {stack: jnp.sum(deviation**2) for stack, deviation in deviations.items()}
         return {stack: jax.tree.map(lambda each: each / variances[stack], products[stack]) for stack in variances}  # noqa: B023
 
     found = jax.device_get(jax.jit(shares)(params, dict(batch)))
-    return {stack: _named(stack, each) for stack, each in sort_stacks(found).items()}
+    return {stack: _name_shares(stack, each) for stack, each in sort_stacks(found).items()}
 
 
 def _outputs(model: Model, params: Any, batch: Batch, gates: Any) -> dict[str, Float[Array, "B T D"]]:
     """The output of each stack: a linear function of its gates, which are 1 + `gates`."""
-    found: list[tuple[str, Array]] = []
-    run_intercepted(model, params, batch, _gated(found), gates)
-    return dict(found)
+    outputs: list[tuple[str, Array]] = []
+    run_intercepted(model, params, batch, _gate_additions(outputs), gates)
+    return dict(outputs)
 
 
-def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
+def _gate_additions(outputs: list[tuple[str, Array]]) -> Callable[..., Any]:
     """An interceptor that puts a gate on everything that is added to a stream. Gradients run only
-    through the gates and down the stream. It appends the output of each stack to `found`.
+    through the gates and down the stream. It appends the output of each stack to `outputs`.
     """
 
     def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -88,12 +88,12 @@ def _gated(found: list[tuple[str, Array]]) -> Callable[..., Any]:
             branch = _gate(module, "branch")
             return call(stream, lambda x: branch * jax.lax.stop_gradient(sublayer(x)))
         if isinstance(module, LayerNorm):
-            return _frozen(module, args[0])
+            return _apply_frozen_norm(module, args[0])
         if isinstance(module, Weights):
             return jax.lax.stop_gradient(call(*args))
         if type(module) in _STACKS:
             y = call(_gate(module, "input") * jax.lax.stop_gradient(args[0]), *args[1:])
-            found.append((_STACKS[type(module)], y))
+            outputs.append((_STACKS[type(module)], y))
             return y
         return call(*args)
 
@@ -104,7 +104,7 @@ def _gate(module: nn.Module, name: str) -> Float[Array, ""]:
     return 1 + module.perturb(name, jnp.zeros(()), PROBE)
 
 
-def _frozen(norm: LayerNorm, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+def _apply_frozen_norm(norm: LayerNorm, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
     """A LayerNorm with constant deviations and a gate on its bias."""
     x = x.astype(jnp.float32)
     centred = x - x.mean(axis=-1, keepdims=True) if norm.config.norm == "layer" else x
@@ -118,8 +118,8 @@ def _deviation(y: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Float[Arra
     return jnp.where(where, y - jnp.mean(y, where=jnp.broadcast_to(where, y.shape)), 0.0)
 
 
-def _named(stack: str, found: Any) -> dict[str, Any]:
-    layers = found["layers"]
+def _name_shares(stack: str, shares: Any) -> dict[str, Any]:
+    layers = shares["layers"]
     sublayers = {name: np.asarray(layers[f"{name}_residual"]["branch"]).tolist() for name in SUBLAYERS[stack]}
-    biases = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found) if path[-1].key == "bias_gate"]
-    return sublayers | {"input": float(found["input"]), "biases": float(sum(leaf.sum() for leaf in biases))}
+    biases = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shares) if path[-1].key == "bias_gate"]
+    return sublayers | {"input": float(shares["input"]), "biases": float(sum(leaf.sum() for leaf in biases))}

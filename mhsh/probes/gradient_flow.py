@@ -55,4 +55,4 @@ def _stack_norms(layers: Any, names: tuple[str, ...]) -> dict[str, Float[Array, 
     # A join without parameters, as HybridNorm's around attention, has no entry.
     joins = {name: gradients for name, gradients in layers.items() if name not in names}
     parts = {name: layers[name] for name in names} | {"joins": joins}
-    return {"layer": norm_by_layer(layers)} | {part: norm_by_layer(of) for part, of in parts.items()}
+    return {"layer": norm_by_layer(layers)} | {part: norm_by_layer(gradients) for part, gradients in parts.items()}

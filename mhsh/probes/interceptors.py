@@ -41,8 +41,8 @@ def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...]
 
 
 def plain_model(config: ModelConfig) -> Model:
-    """The same function by XLA alone and without rematerialisation: kernels hide what an
-    interceptor wants to see, and rematerialisation repeats it.
+    """A model that computes the function of `config` by XLA alone and without rematerialisation:
+    kernels hide what an interceptor wants to see, and rematerialisation repeats it.
     """
     return build_model(replace(xla_config(config), remat_policy="none"))
 
@@ -58,14 +58,14 @@ def run_intercepted(
     """
     config, variables = model.config, {"params": params}
     if perturbations is not None:
-        variables[PROBE] = _reshaped(perturbations, config, lambda passed: (config.loops, -1, *passed.shape[1:]))
+        variables[PROBE] = _reshape_layers(perturbations, config, lambda passed: (config.loops, -1, *passed.shape[1:]))
     with nn.intercept_methods(_flax_interceptor(interceptor)):
         outputs, written = cast(Any, model.apply(variables, batch, None, mutable=[PROBE]))
-    return outputs, _reshaped(written.get(PROBE, {}), config, lambda passed: (-1, *passed.shape[2:]))
+    return outputs, _reshape_layers(written.get(PROBE, {}), config, lambda passed: (-1, *passed.shape[2:]))
 
 
-def _reshaped(written: Any, config: ModelConfig, shape_of: Callable[[Any], tuple[int, ...]]) -> dict[str, Any]:
-    """With model.loops, what the scans over passes and layers stacked, in another shape."""
+def _reshape_layers(written: Any, config: ModelConfig, shape_of: Callable[[Any], tuple[int, ...]]) -> dict[str, Any]:
+    """The arrays that the scans over passes and layers stacked, reshaped with model.loops."""
     if config.loops == 1:
         return dict(written)
     return {

@@ -22,7 +22,7 @@ def linear_cka(x: Float[Array, "P D"], y: Float[Array, "P E"], counts: Bool[Arra
     (Kornblith et al. 2019, arXiv 1905.00414, section 3.4). 1 if y is x rotated, reflected, shifted
     or scaled; 0 if they are uncorrelated.
     """
-    x, y = _centred(x, counts), _centred(y, counts)
+    x, y = _centre(x, counts), _centre(y, counts)
     return _squares(y, x) / jnp.sqrt(_squares(x, x) * _squares(y, y))
 
 
@@ -55,15 +55,15 @@ def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> 
 
         return run_intercepted(model, params, batch, after_calls(STACK_OF_LAYER, sow))[1]
 
-    return [_as_lists(jax.device_get(collect(params, dict(batch)))) for batch in batches]
+    return [_to_lists(jax.device_get(collect(params, dict(batch)))) for batch in batches]
 
 
-def _as_lists(left: dict[str, Any]) -> Similarity:
-    layers = {stack: found["layers"] for stack, found in sort_stacks(left).items()}
+def _to_lists(sown: dict[str, Any]) -> Similarity:
+    layers = {stack: figures["layers"] for stack, figures in sort_stacks(sown).items()}
     return {stack: {name: np.asarray(each[name][0]).tolist() for name in ("cka", "cosine")} for stack, each in layers.items()}
 
 
-def _centred(x: Float[Array, "P D"], counts: Bool[Array, " P"]) -> Float[Array, "P D"]:
+def _centre(x: Float[Array, "P D"], counts: Bool[Array, " P"]) -> Float[Array, "P D"]:
     x, counts = x.astype(jnp.float32), counts[:, None]
     return jnp.where(counts, x - jnp.mean(x, axis=0, keepdims=True, where=counts), 0.0)
 

@@ -26,7 +26,7 @@ from mhsh.report.tables import (
     training_table,
 )
 from mhsh.sweep.axes import BUDGET
-from mhsh.text import format_list, format_recorded, numbered
+from mhsh.text import format_list, format_values, number_duplicates
 from mhsh.verdict import decision, fairness, findings, outcomes, tuning
 from mhsh.verdict.estimate import DIFFERENCE_RULE, INTERVAL_RULE, Estimate, half_width_factor
 from mhsh.verdict.findings import Comparison, Page
@@ -139,7 +139,7 @@ def _curves(sections: Sequence[ReportSection]) -> Curves | None:
     return Curves(
         runs=tuple(
             CurveRun(name, _drawn_curves(run, axes, most))
-            for name, run in zip(numbered(run.name for run in runs), runs, strict=True)
+            for name, run in zip(number_duplicates(run.name for run in runs), runs, strict=True)
         ),
         groups=tuple(groups),
         baseline=_baseline_words(sections) if any(group.pairs for group in groups) else "",
@@ -148,7 +148,7 @@ def _curves(sections: Sequence[ReportSection]) -> Curves | None:
         splits=splits,
         half_intervals=tuple(half_width_factor(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
-        fields={field: tuple(format_recorded(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
+        fields={field: tuple(format_values(each)) for field, each in values.items() if len(set(map(str, each))) > 1},
         view=GROUPS if any(len(group.runs) > 1 for group in groups) else RUNS,
         notes=_notes(runs, most),
     )

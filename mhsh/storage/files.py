@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from mhsh.encoding import decoded
+from mhsh.encoding import decode
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, check_bucket, is_remote
 from mhsh.storage.disk_lock import hold_lock
@@ -275,7 +275,7 @@ def parse_object(content: bytes, what: str) -> dict[str, Any]:
     JSON or not an object, is nested too deeply, has half of a surrogate pair, or has a key twice
     (of which some readers take the first and some the last).
     """
-    text = decoded(content, what)
+    text = decode(content, what)
     try:
         value = json.loads(text, object_pairs_hook=_reject_repeats)
         if "\\ud" in text.lower():

@@ -21,7 +21,7 @@ from mhsh.config.recorded import WRITER, check_version, current_values, from_rec
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.configs import override
-from mhsh.encoding import checked
+from mhsh.encoding import check_text
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import GuardedObject, check_bucket, is_remote
 from mhsh.storage.files import MissingFile, is_half_file, make_durable, make_folder, read_object, read_small_file, write_atomically
@@ -56,7 +56,7 @@ class RunFolder:
 
     def __init__(self, path: epath.PathLike) -> None:
         """Raises UserError where `path` is not text, or in a bucket that cannot be reached."""
-        checked(str(path), "the run folder's path")
+        check_text(str(path), "the run folder's path")
         check_bucket(path)
         self.path = epath.Path(path)
         self.is_remote = is_remote(path)  # in a bucket

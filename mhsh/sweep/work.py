@@ -24,14 +24,14 @@ from mhsh.storage.holder import InUse, Watch, describe_holder
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder
-from mhsh.training.loop import Held, check_own_entries
+from mhsh.training.loop import HeldRun, check_own_entries
 from mhsh.training.step import shared_program
 
 TRIES = 3  # at a cell whose worker dies each time at the same place; and of a worker that finishes none
 _SECONDS_BETWEEN_LOOKS = {False: 1.0, True: 10.0}  # on a disk; in a bucket, where each look is billed
 
 # As mhsh.training.loop.train_together: yields each run when it has ended, with its error, or None.
-Train = Callable[[Sequence[Held], StopSignals], Iterable[tuple[Held, Exception | None]]]
+Train = Callable[[Sequence[HeldRun], StopSignals], Iterable[tuple[HeldRun, Exception | None]]]
 SelectCells = Callable[[Plan, Collection[str]], Sequence[str]]  # of a plan and the cells that have ended, those to be trained
 
 
@@ -138,11 +138,11 @@ class Worker:
     def _try(self, claims: Sequence[_Claim]) -> int | None:
         """Trains the cells. Returns the number of the signal that stopped this worker."""
         stop, begun = StopSignals(), time.monotonic()
-        ready: dict[str, Held] = {}
+        ready: dict[str, HeldRun] = {}
         for claim in claims:
             print(f"{claim.cell.name} ...", flush=True)
             try:
-                ready[claim.cell.name] = Held(self._begin(claim), claim.run, claim.note)
+                ready[claim.cell.name] = HeldRun(self._begin(claim), claim.run, claim.note)
             except LostRun as error:
                 raise Unavailable(str(error)) from error
             except Unavailable:

@@ -1,4 +1,4 @@
-"""What a step saves of its activations, counted in the step as it is traced."""
+"""The activations that a step saves, counted in the step as it is traced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mhsh.training.state import example_batch
 _A_GPU = AbstractMesh((1,), ("data",), abstract_device=AbstractDevice(device_kind="", num_cores=None, platform="gpu"))
 
 
-def with_policy(config: Config, policy: str, **fields: Any) -> Config:
+def replace_policy(config: Config, policy: str, **fields: Any) -> Config:
     """The config with this remat policy, and with other `fields` of the model."""
     return replace(config, model=replace(config.model, remat_policy=policy, **fields))
 
@@ -80,11 +80,11 @@ def recomputed_activations(config: Config, rows: int) -> int:
     if model.remat_policy in ("auto", "none"):
         return 0
 
-    def saved_of(count: int) -> int:
+    def layer_bytes(count: int) -> int:
         layers = {"num_layers": count, "num_decoder_layers": count if model.num_decoder_layers else 0, "loops": 1}
-        return saved_activations(with_policy(config, "none", **layers), rows)
+        return saved_activations(replace_policy(config, "none", **layers), rows)
 
-    layer = saved_of(2) - saved_of(1)
+    layer = layer_bytes(2) - layer_bytes(1)
     if model.remat_policy not in GROUP_POLICIES:
         return layer
     return layer + layer_groups(model, max(model.num_layers, model.num_decoder_layers))[1] * _stream_bytes(config, rows)

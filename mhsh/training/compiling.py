@@ -1,4 +1,4 @@
-"""How programs are compiled: the flags of XLA, and a cache that all runs of a user share."""
+"""The compilation of programs: the flags of XLA, and a cache that all runs of a user share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from mhsh.cluster.agreement import same_everywhere
+from mhsh.cluster.agreement import is_same_everywhere
 from mhsh.errors import UserError
 from mhsh.storage.files import cache_folder, make_folder
 
@@ -53,7 +53,7 @@ def numeric_flags() -> dict[str, str]:
     return {flag: in_force[flag] for flag in sorted(in_force) if not any(part in flag for part in _NO_NUMBERS)}
 
 
-def keep_compiled() -> str:
+def use_compilation_cache() -> str:
     """Makes jax keep compiled programs in the user's cache, where every run finds them. Returns a
     note for the user: empty, or that there is no cache.
 
@@ -77,7 +77,7 @@ def keep_compiled() -> str:
         identity = _identity(cache)
     except (UserError, OSError) as error:  # a cache can be done without
         cache, identity, note = None, "", f"no cache for compiled programs ({error}): every start compiles anew"
-    if not same_everywhere("cache", identity):
+    if not is_same_everywhere("cache", identity):
         return note or "the processes of this run share no cache: every start compiles anew, until JAX_COMPILATION_CACHE_DIR is one"
     if cache:
         jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -97,7 +97,7 @@ def private_cache(folder: Path) -> Path:
     status = cache.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"{cache} is not a folder of yours alone, and its programs would be executed; remove it")
-    programs = cache / machine()
+    programs = cache / machine_hash()
     make_folder(programs)
     with tempfile.TemporaryFile(dir=programs) as file:  # else jax warns for each program that the disk is full
         os.posix_fallocate(file.fileno(), 0, _ROOM)
@@ -133,14 +133,16 @@ def _make_room(cache: Path, largest: int) -> None:
 
 
 def _identity(cache: Path) -> str:
-    """The same for all processes that see this cache. A link appears at once, with its content."""
+    """A name that is equal for all processes that see this cache. It is the target of a link, as
+    that appears at once, with its content.
+    """
     link = cache / "identity"
     with contextlib.suppress(FileExistsError):
         link.symlink_to(uuid.uuid4().hex)
     return str(link.readlink())
 
 
-def machine() -> str:
+def machine_hash() -> str:
     """A hash of the kind of CPU. jax's cache keys distinguish versions and accelerators, not CPUs:
     a program compiled for a newer CPU would crash.
     """

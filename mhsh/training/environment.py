@@ -1,4 +1,4 @@
-"""What produced the numbers of a run: versions, code, devices, numeric settings."""
+"""The environment that produced the numbers of a run: versions, code, devices, numeric settings."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ def code_hash() -> str:
     for path in sorted(path for package in CODE_THAT_DECIDES for path in (root / package).rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if name not in _WATCHING:
-            digest.update(f"{name}\n{stripped(path.read_text(encoding='utf-8'))}\n".encode())
+            digest.update(f"{name}\n{strip_comments(path.read_text(encoding='utf-8'))}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def stripped(source: str) -> str:
-    """Python without comments and blank lines; docstrings are empty."""
+def strip_comments(source: str) -> str:
+    """The source without comments and blank lines; docstrings are empty."""
 
-    def kept(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         indent, string = match.groups()
         return string or ("" if indent is None else f'{indent}""')
 
-    return _STRING_OR_COMMENT.sub(kept, source)
+    return _STRING_OR_COMMENT.sub(replacement, source)
 
 
 def numerics() -> dict[str, Any]:

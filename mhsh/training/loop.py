@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from mhsh.cluster.agreement import StopAgreement, agreed, begin_run, wait_for_all
+from mhsh.cluster.agreement import StopAgreement, begin_run, broadcast_decision, wait_for_all
 from mhsh.cluster.signals import StopSignals, maintenance_watch
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import format_differences, free_fields
@@ -24,18 +24,18 @@ from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.training.branch import branch
-from mhsh.training.compiling import keep_compiled
+from mhsh.training.compiling import use_compilation_cache
 from mhsh.training.program import HostBatch, Program, check_together
 from mhsh.training.progress import Display
 from mhsh.training.record import Log, RunRecord, outcome_of
 from mhsh.training.remarks import Remarks, last_lines
-from mhsh.training.setup import Run, Start, start
+from mhsh.training.setup import Run, Start, prepare_start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 from mhsh.training.watching import Clock
 
 
-class Held(NamedTuple):
+class HeldRun(NamedTuple):
     """A run whose folder process 0 holds, and which is open for this config."""
 
     config: Config
@@ -61,11 +61,11 @@ def train(config: Config, workdir: epath.PathLike, accept_gap: bool = False, fre
     set_patience(config.train.storage_minutes)
     check_own_entries(config, workdir)
     with contextlib.ExitStack() as holding:
-        run = Held(config, RunFolder(workdir), "")
+        run = HeldRun(config, RunFolder(workdir), "")
         # Process 0 makes the folder; the others use it after all have agreed on the config.
         if jax.process_index() == 0:
             folder = RunFolder.open_for_training(workdir, config)
-            run = Held(config, folder, holding.enter_context(folder.hold()))
+            run = HeldRun(config, folder, holding.enter_context(folder.hold()))
             if fresh and (aside := folder.set_rows_aside()) is not None:
                 print(f"{folder.path} begins again; what it had logged is in {aside}")
         [(_, ended)] = train_together([run], StopSignals(), accept_gap)
@@ -75,8 +75,8 @@ def train(config: Config, workdir: epath.PathLike, accept_gap: bool = False, fre
 
 
 def train_together(
-    runs: Sequence[Held], stop: StopSignals, accept_gap: bool = False
-) -> Generator[tuple[Held, int | Exception | None]]:
+    runs: Sequence[HeldRun], stop: StopSignals, accept_gap: bool = False
+) -> Generator[tuple[HeldRun, int | Exception | None]]:
     """`train` of several runs in one program; yields each when it has ended, with what that returns
     or raises. Those that stand at other steps are trained one after the other. Afterwards `stop`
     also knows of a signal that came at the end.
@@ -86,10 +86,10 @@ def train_together(
     """
     begin_run()
     with contextlib.ExitStack() as open_runs:
-        by_step: dict[int, list[_Ready]] = {}
+        by_step: dict[int, list[_ReadyRun]] = {}
         for held in runs:
             try:
-                ready = open_runs.enter_context(_prepared(held, len(runs), accept_gap))
+                ready = open_runs.enter_context(_prepare(held, len(runs), accept_gap))
             except (Unavailable, LostRun):
                 raise
             except Exception as error:
@@ -99,8 +99,8 @@ def train_together(
                 yield held, None
             else:
                 by_step.setdefault(ready.start.step, []).append(ready)
-        for alike in by_step.values():
-            yield from _train_alike(alike, stop) if stop.signal is None else [(each.held, stop.signal) for each in alike]
+        for group in by_step.values():
+            yield from _train_group(group, stop) if stop.signal is None else [(each.held, stop.signal) for each in group]
 
 
 def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
@@ -121,17 +121,17 @@ def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     check_entries(config)
 
 
-class _Ready(NamedTuple):
+class _ReadyRun(NamedTuple):
     """A run before its first step in this process."""
 
-    held: Held
+    held: HeldRun
     run: Run
     start: Start
 
 
 @contextlib.contextmanager
-def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | None]:
-    """The run, one of so many `together`; None where nothing is left to train."""
+def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyRun | None]:
+    """Prepares a run, one of so many `together`; None where nothing is left to train."""
     config, folder, _ = held
     set_patience(config.train.storage_minutes)
     if together > 1:
@@ -156,51 +156,51 @@ def _prepared(held: Held, together: int, accept_gap: bool) -> Iterator[_Ready | 
         return
     quiet = jax.process_index() != 0
     with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=quiet, alone=together == 1)) as display:
-        yield _made_ready(held, Run(config, folder, display, together), accept_gap)
+        yield _make_ready(held, Run(config, folder, display, together), accept_gap)
 
 
-def _made_ready(held: Held, run: Run, accept_gap: bool) -> _Ready:
+def _make_ready(held: HeldRun, run: Run, accept_gap: bool) -> _ReadyRun:
     counts = run.corpus.summary()
     with jax.set_mesh(run.mesh):
         choices = str(run.plan.mesh_choice or ""), describe_fallbacks(run.config.model)
-    for line in (held.note, keep_compiled(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
+    for line in (held.note, use_compilation_cache(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
         if line:
             run.display.note(line)
-    begun = start(run, accept_gap)
-    if begun.changed:
-        run.display.note(_said(run.config, begun.step, begun.changed))
-    return _Ready(held, run, begun)
+    start = prepare_start(run, accept_gap)
+    if start.changed:
+        run.display.note(_describe_changes(run.config, start.step, start.changed))
+    return _ReadyRun(held, run, start)
 
 
-def _train_alike(ready: Sequence[_Ready], stop: StopSignals) -> Iterator[tuple[Held, int | Exception | None]]:
+def _train_group(runs: Sequence[_ReadyRun], stop: StopSignals) -> Iterator[tuple[HeldRun, int | Exception | None]]:
     """Steps runs that stand at the same step. One that ends before the others is stepped on, with
     some batch and unseen: a smaller program would have to be compiled.
     """
-    left = list(range(len(ready)))
-    for each in ready:
-        each.run.together = len(ready)
+    left = list(range(len(runs)))
+    for each in runs:
+        each.run.together = len(runs)
     try:
-        program = Program([each.run for each in ready], [each.start.state for each in ready])
-        for place, ended in _rounds(program, ready, stop):
+        program = Program([each.run for each in runs], [each.start.state for each in runs])
+        for place, ended in _rounds(program, runs, stop):
             left.remove(place)
-            yield ready[place].held, ended
+            yield runs[place].held, ended
     except (Unavailable, LostRun):
         raise
     except Exception as error:
-        yield from ((ready[place].held, error) for place in left)
+        yield from ((runs[place].held, error) for place in left)
 
 
-def _rounds(program: Program, ready: Sequence[_Ready], stop: StopSignals) -> Iterator[tuple[int, int | Exception | None]]:
+def _rounds(program: Program, runs: Sequence[_ReadyRun], stop: StopSignals) -> Iterator[tuple[int, int | Exception | None]]:
     """Steps the runs until all have ended; yields the place of each that has, and how."""
-    training = {place: _train(each, program, place) for place, each in enumerate(ready)}
-    clocks = {place: each.run.clock for place, each in enumerate(ready)}
-    batches: list[Any] = [None] * len(ready)
+    training = {place: _train(each, program, place) for place, each in enumerate(runs)}
+    clocks = {place: each.run.clock for place, each in enumerate(runs)}
+    batches: list[Any] = [None] * len(runs)
     with stop, maintenance_watch(stop), contextlib.ExitStack() as opened:  # until all is written
         for each in training.values():
             opened.callback(each.close)
         requested = None
         while training:
-            for place in _in_turn([*training], clocks):
+            for place in _take_turns([*training], clocks):
                 try:
                     batches[place] = training[place].send(requested)
                 except (Unavailable, LostRun):
@@ -216,40 +216,40 @@ def _rounds(program: Program, ready: Sequence[_Ready], stop: StopSignals) -> Ite
                 requested = stop.signal  # after this step all of them stop
 
 
-def _in_turn(places: Sequence[int], clocks: Mapping[int, Clock]) -> Iterator[int]:
-    """Each of the runs; meanwhile the others pause."""
+def _take_turns(places: Sequence[int], clocks: Mapping[int, Clock]) -> Iterator[int]:
+    """Yields each of the runs; meanwhile the clocks of the others pause."""
     if len(places) == 1:
         yield from places
         return
     for place in places:
         clocks[place].pause()
     for place in places:
-        clocks[place].go_on()
+        clocks[place].resume()
         yield place
         clocks[place].pause()
     for place in places:
-        clocks[place].go_on()
+        clocks[place].resume()
 
 
-def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, int | None, int | None]:
+def _train(ready: _ReadyRun, program: Program, place: int) -> Generator[HostBatch, int | None, int | None]:
     """Trains a run at its place in the program: yields the batch of each step. When the step has
     begun it is sent the signal that asks it to stop, or None. Returns the signal that it stopped by
     (None: it is finished).
     """
-    _, run, begun = ready
+    _, run, start = ready
     config, folder, display, clock = run.config, run.folder, run.display, run.clock
     compile_seconds = clock.seconds()["compiling"]
     display.note(f"compiled in {compile_seconds:.1f} s on {jax.device_count()} x {jax.devices()[0].device_kind}")
     if folder.has_run_record():
         clock.add(folder.read_run("wall_seconds")["wall_seconds"])
-    record = RunRecord(run, begun, program.state(place), compile_seconds)
+    record = RunRecord(run, start, program.state(place), compile_seconds)
     record.write(RUNNING)
     trackers: list[Tracker] = [display, Remarks(config, run.corpus.unigram_entropy, display.note)]
     if jax.process_index() == 0:
         is_wandb = config.train.tracker == "wandb"
-        trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, begun.step))
-    with Log(run, begun.used, trackers) as log, contextlib.closing(run.watchdog):
-        stopped_by = yield from _steps(run, log, record, program, place, begun.step)
+        trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, start.step))
+    with Log(run, start.used, trackers) as log, contextlib.closing(run.watchdog):
+        stopped_by = yield from _steps(run, log, record, program, place, start.step)
         with clock.phase("saving"):
             run.checkpoints.close()
     record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(run))
@@ -258,8 +258,8 @@ def _train(ready: _Ready, program: Program, place: int) -> Generator[HostBatch, 
     return stopped_by
 
 
-def _said(config: Config, step: int, changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """What has changed, in a line."""
+def _describe_changes(config: Config, step: int, changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """The fields that have changed after `step`, in a line, with their values before and now."""
     line = f"after step {step}: {', '.join(f'{path} = {now!r} (before: {old!r})' for path, (old, now) in changed.items())}"
     drops = any(value for name, value in to_dict(config.model).items() if name.endswith("_dropout"))
     return line + ("; dropout draws other masks" if drops and "train.accumulation_steps" in changed else "")
@@ -275,7 +275,7 @@ def _steps(
     decays_after = decay_start(run.config)  # longer runs begin with this checkpoint
     batches = contextlib.closing(run.batches(start, train.num_steps))
     with batches as iterator, clock.phase("training"):
-        for step, batch in enumerate(clock.waiting(iterator), start + 1):
+        for step, batch in enumerate(clock.time_waits(iterator), start + 1):
             run.profiler.before_step(step, program.wait)
             requested = yield batch
             run.profiler.after_step(step, program.wait)
@@ -293,7 +293,7 @@ def _steps(
                 _give_up(run, record, step)
             if validates:
                 with clock.phase("evaluating"):
-                    log.validation(step, run.validator(program.state(place).params, train.eval_batches, watchdog.on_progress))
+                    log.write_validation(step, run.validator(program.state(place).params, train.eval_batches, watchdog.on_progress))
             if saves:
                 with clock.phase("saving"):
                     run.display.note(f"step {step}/{train.num_steps}  saving the checkpoint")
@@ -309,7 +309,7 @@ def _save(run: Run, log: Log, record: RunRecord, state: TrainState, step: int, w
     this save need not be waited for, it is left out: the next one is due soon.
     """
     written = log.flush(waits) and (waits or not (is_failing() and run.checkpoints.is_saving))
-    if not agreed(written):
+    if not broadcast_decision(written):
         run.display.note(f"step {step}: no checkpoint, as {run.folder.path} does not answer; training goes on")
         return
     run.checkpoints.save(step, state, log.counters())
@@ -331,8 +331,8 @@ def _give_up(run: Run, record: RunRecord, step: int) -> None:
 
 
 def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
-    """Sends what the tracker lacks of a finished run. Raises UserError where the run has lost what
-    `mhsh compare` reads.
+    """Sends the rows of a finished run that the tracker lacks. Raises UserError where the run has
+    lost what `mhsh compare` reads.
     """
     if not folder.has_run_record():
         raise UserError(

@@ -20,8 +20,8 @@ from mhsh.models.costs import parameter_counts
 from mhsh.models.devices import BATCH_AXES
 from mhsh.models.transformer import layer_groups
 from mhsh.models.types import SUBLAYERS
-from mhsh.training.activations import array_bytes, recomputed_activations, saved_activations, with_policy
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, indivisible, partition_specs
+from mhsh.training.activations import array_bytes, recomputed_activations, replace_policy, saved_activations
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, division_problems, partition_specs
 from mhsh.training.shards import cast_kernels
 from mhsh.training.state import TrainState
 
@@ -80,10 +80,10 @@ def state_footprint(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[s
     gathered, gradients = 0, parameters
     if mesh_shape[FSDP_AXIS] > 1:
         used = jax.eval_shape(functools.partial(cast_kernels, model), nn.unbox(boxed.params))
-        in_full = functools.partial(_sharded_bytes, mesh_shape={**mesh_shape, FSDP_AXIS: 1})
-        gathered = gradients = in_full(used, specs.params)
+        whole_bytes = functools.partial(_sharded_bytes, mesh_shape={**mesh_shape, FSDP_AXIS: 1})
+        gathered = gradients = whole_bytes(used, specs.params)
         if model.remat_policy == "gathered_groups":
-            stacks = {name: in_full(used[name]["layers"], specs.params[name]["layers"]) for name in SUBLAYERS if name in used}
+            stacks = {name: whole_bytes(used[name]["layers"], specs.params[name]["layers"]) for name in SUBLAYERS if name in used}
             depths = {"encoder": model.num_layers, "decoder": model.num_decoder_layers}
             group = max(size // layer_groups(model, depths[name])[0] for name, size in stacks.items())
             gathered += 2 * group - sum(stacks.values())  # of one group the next is gathered meanwhile
@@ -99,23 +99,23 @@ def update_bytes(model: ModelConfig, boxed: TrainState, mesh_shape: Mapping[str,
     return 2 * (parameters + moments) + parameters
 
 
-def does_not_fit(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
+def describe_shortage(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
     """The parts of the memory of a config that needs too much, and the first change with which it
     fits the same devices.
     """
     needed, count = footprint(config, boxed, mesh_shape), parameter_counts(config.model)["total"]
     sizes = f"{needed.total / 2**30:,.1f} GiB of the {device_bytes / 2**30:,.1f} GiB of a device ({needed})"
-    return f"out of memory: {count:,} parameters need {sizes}; {_leaner(config, boxed, mesh_shape, device_bytes, platform)}"
+    return f"out of memory: {count:,} parameters need {sizes}; {_leaner_fields(config, boxed, mesh_shape, device_bytes, platform)}"
 
 
-def _leaner(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
+def _leaner_fields(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int], device_bytes: int, platform: str) -> str:
     devices = mesh_shape[DATA_AXIS] * mesh_shape[FSDP_AXIS]
     sharded = {**mesh_shape, DATA_AXIS: 1, FSDP_AXIS: devices}
-    shapes = [mesh_shape] if any(indivisible(config.model, config.train, sharded)) else [mesh_shape, sharded]
+    shapes = [mesh_shape] if any(division_problems(config.model, config.train, sharded)) else [mesh_shape, sharded]
     most = config.train.batch_size // devices  # micro-batches, each of a row a device
     for steps, shape in itertools.product((config.train.accumulation_steps, most), shapes):
         for policy in candidates(platform, shape)[-2:]:
-            cut = replace(with_policy(config, policy), train=replace(config.train, accumulation_steps=steps))
+            cut = replace(replace_policy(config, policy), train=replace(config.train, accumulation_steps=steps))
             if footprint(cut, boxed, shape).total <= device_bytes:
                 changes = {
                     "model.remat_policy": (config.model.remat_policy, policy),
@@ -151,7 +151,7 @@ def choose_remat(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int
     """
     own = config.model.remat_policy
     for policy in candidates(platform, mesh_shape) if own == "auto" else (own,):
-        choice = RematChoice(policy, footprint(with_policy(config, policy), boxed, mesh_shape).total, device_bytes)
+        choice = RematChoice(policy, footprint(replace_policy(config, policy), boxed, mesh_shape).total, device_bytes)
         if choice.needed_bytes <= USABLE_SHARE * device_bytes:
             break
     return choice

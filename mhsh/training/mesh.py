@@ -15,7 +15,7 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError
 from mhsh.models.devices import BATCH_AXES
 from mhsh.training.memory import update_bytes
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, MESH_AXES, check_divisibility, indivisible, matrices
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, MESH_AXES, check_divisibility, division_problems, matrix_mask
 from mhsh.training.state import TrainState
 
 # What a collective costs besides what it sends, as the bytes that memory moves meanwhile: 10 us of
@@ -71,7 +71,7 @@ def _choose(config: Config, boxed: TrainState, count: int, num_slices: int) -> M
     if config.mesh.tensor > 1:  # scattering along another axis would undo its shards
         return MeshChoice(DATA_AXIS, "mesh.tensor shards the matrices")
     whole, sharded = ({DATA_AXIS: data, FSDP_AXIS: count // data, "tensor": 1} for data in (count, 1))
-    problem = next(indivisible(config.model, config.train, sharded), None)
+    problem = next(division_problems(config.model, config.train, sharded), None)
     if problem:
         return MeshChoice(DATA_AXIS, problem)
     depths = config.model.num_layers, config.model.num_decoder_layers
@@ -80,7 +80,7 @@ def _choose(config: Config, boxed: TrainState, count: int, num_slices: int) -> M
             DATA_AXIS, f"{config.optimizer.name}'s products are of whole matrices, and {count} devices do not divide the layers"
         )
     before, after = (update_bytes(config.model, boxed, shape) for shape in (whole, sharded))
-    collectives = _COLLECTIVES_OF_A_MATRIX * sum(jax.tree.leaves(matrices(boxed.params)))
+    collectives = _COLLECTIVES_OF_A_MATRIX * sum(jax.tree.leaves(matrix_mask(boxed.params)))
     cost = collectives * START_BYTES
     return MeshChoice(
         FSDP_AXIS if before - after > cost else DATA_AXIS,

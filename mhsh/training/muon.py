@@ -81,12 +81,12 @@ def muon(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     def rule(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda *leaf: "moments" if matrix(*leaf) is None else "muon", params)
 
-    def scaled(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+    def scale_update(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
         axes = matrix(path, update)
         assert axes is not None, "only kernels are here"
         sides = (np.take(update.shape, side).prod() for side in (axes.reduction_axis, axes.output_axis))
         return MUON_RMS * math.sqrt(max(sides)) * update
 
-    scale = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates))
+    scale = optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(scale_update, updates))
     orthogonalize = scale_by_muon(ns_steps=NEWTON_SCHULZ_STEPS, beta=optimizer.momentum, weight_dimension_numbers=matrices)
     return optax.partition({"muon": optax.chain(orthogonalize, scale), "moments": moments}, rule)

@@ -39,7 +39,7 @@ def decay_mask(residual: str, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def decayed_count(residual: str, params: Any) -> int:
+def count_decayed(residual: str, params: Any) -> int:
     """The number of scalar parameters with weight decay."""
     sizes = jax.tree.map(lambda leaf, decayed: leaf.size if decayed else 0, params, decay_mask(residual, params))
     return sum(jax.tree.leaves(sizes))

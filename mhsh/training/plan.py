@@ -1,4 +1,4 @@
-"""What a run is before anything of it is made, from its config and its devices alone."""
+"""The plan of a run: what its config and its devices decide before anything of it is made."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from mhsh.config.schema import Config
-from mhsh.training.activations import with_policy
-from mhsh.training.memory import RematChoice, choose_remat, device_bytes, does_not_fit, state_footprint
+from mhsh.training.activations import replace_policy
+from mhsh.training.memory import RematChoice, choose_remat, describe_shortage, device_bytes, state_footprint
 from mhsh.training.mesh import MeshChoice, count_slices, mesh_shape
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, boxed_state
@@ -24,8 +24,8 @@ class Devices(NamedTuple):
     bytes: int | None  # memory of one; None: not known
 
     @classmethod
-    def of(cls, devices: Sequence[Any]) -> Devices:
-        """Those of jax."""
+    def from_jax(cls, devices: Sequence[Any]) -> Devices:
+        """The devices that jax has found."""
         return cls(len(devices), count_slices(devices), devices[0].platform, device_bytes(devices[0]))
 
 
@@ -40,9 +40,9 @@ class RunPlan(NamedTuple):
     remat: RematChoice | None  # None: the config names a policy
     refusal: str | None  # why a step cannot fit; None where it may
 
-    def counted(self) -> RunPlan:
-        """The same plan, where the activations of a policy that the config names count, too. That
-        takes a second or two, and the compiler may need less.
+    def count_activations(self) -> RunPlan:
+        """The plan, where the activations of a policy that the config names count, too. Counting
+        them takes a second or two, and the compiler may need less.
         """
         if self.remat is not None:
             return self
@@ -60,7 +60,7 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
     need less than is counted. Raises UserError where the mesh does not make the devices, or the
     model or the batch does not divide.
     """
-    devices = devices or Devices.of(jax.devices())
+    devices = devices or Devices.from_jax(jax.devices())
     boxed = boxed_state(config, build_optimizer(config))
     shape, mesh_choice = mesh_shape(config, boxed, devices.count, devices.slices)
     if devices.bytes is not None:
@@ -68,7 +68,7 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
     remat = None
     if config.model.remat_policy == "auto":
         remat = choose_remat(config, boxed, shape, devices.bytes or 0, devices.platform)
-        config = with_policy(config, remat.policy)
+        config = replace_policy(config, remat.policy)
     needed = remat.needed_bytes if remat else state_footprint(config.model, boxed, shape).total
     refusal = _refusal(config, boxed, shape, devices, needed)
     if refusal and together > 1 and devices.bytes is not None:
@@ -80,4 +80,4 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
 def _refusal(config: Config, boxed: TrainState, shape: Mapping[str, int], devices: Devices, needed: int) -> str | None:
     if devices.bytes is None or needed <= devices.bytes:
         return None
-    return does_not_fit(config, boxed, shape, devices.bytes, devices.platform)
+    return describe_shortage(config, boxed, shape, devices.bytes, devices.platform)

@@ -29,8 +29,8 @@ class Program:
     """
 
     def __init__(self, runs: Sequence[Run], states: Sequence[TrainState]) -> None:
-        """Compiles it, for the runs from these states, which it takes: their arrays are gone
-        afterwards.
+        """Compiles the step, for the runs from these states. It takes the states: their arrays are
+        gone afterwards.
         """
         first = runs[0]
         self.size, self._mesh = len(runs), first.mesh
@@ -38,8 +38,8 @@ class Program:
             for run in runs:
                 compiling.enter_context(run.compiling())
             compiled = compile_train_step(first.config, first.model, first.optimizer, first.mesh, first.abstract, self.size)
-        inputs = self._joined([run_inputs(run.config, run.mesh) for run in runs])
-        self._step, self._states = functools.partial(compiled, inputs), self._joined(states)
+        inputs = self._join_runs([run_inputs(run.config, run.mesh) for run in runs])
+        self._step, self._states = functools.partial(compiled, inputs), self._join_runs(states)
         self._metrics: Callable[[], Any] = lambda: None  # of the newest step
 
     def step(self, batches: Sequence[HostBatch]) -> None:
@@ -59,22 +59,22 @@ class Program:
         return self._states if self.size == 1 else _row(self._states, place)
 
     def metrics(self, place: int) -> Callable[[], Any]:
-        """What fetches the metrics of one run and of the newest step, now or later."""
+        """A function that fetches the metrics of one run and of the newest step, now or later."""
         fetch = self._metrics
         return fetch if self.size == 1 else lambda: jax.tree.map(lambda array: array[place], fetch())
 
-    def _joined(self, trees: Sequence[Any]) -> Any:
+    def _join_runs(self, trees: Sequence[Any]) -> Any:
         if self.size == 1:
             return trees[0]
-        joined = stacked(list(trees))
+        joined = stack_trees(list(trees))
         for leaf in jax.tree.leaves(list(trees)):
             leaf.delete()
         return joined
 
 
 @jax.jit
-def stacked(trees: list[Any]) -> Any:
-    """One tree, each leaf of which is those of all on a new first axis."""
+def stack_trees(trees: list[Any]) -> Any:
+    """One tree, whose leaves are those of all `trees`, stacked on a new first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

@@ -1,5 +1,6 @@
-"""What a run says while it trains: on a terminal one line that is written over again, elsewhere a
-line every few seconds. Evaluations, checkpoints and remarks are lines of their own on both.
+"""The figures that a run shows while it trains: on a terminal one line that is written over again,
+elsewhere a line every few seconds. Evaluations, checkpoints and remarks are lines of their own on
+both.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DOING = {
 _FIRST_LEFT_OUT = ("tokens", "mfu", "grad", "lr", "pace", "val", "loss")  # where the line is too long
 
 
-def fitted(words: Mapping[str, str], width: int) -> str:
+def fit_line(words: Mapping[str, str], width: int) -> str:
     """The words on one line of at most `width` columns. What does not fit is left out,
     _FIRST_LEFT_OUT first.
     """
@@ -63,7 +64,7 @@ class Display(Tracker):
         self._paint()
 
     def on_phase(self, phase: str) -> None:
-        """From now on the run does this, one of the clock's PHASES."""
+        """A phase begins, one of the clock's PHASES."""
         before, self._phase = self._phase, phase
         doing = _DOING.get(phase, "")
         if phase == "compiling":
@@ -128,5 +129,5 @@ class Display(Tracker):
         words = self._words(self._step)
         if self._doing:
             words = {name: word for name, word in words.items() if name != "left"} | {"doing": self._doing}
-        line = fitted(words, (os.get_terminal_size(sys.stdout.fileno()).columns or 80) - 1)
+        line = fit_line(words, (os.get_terminal_size(sys.stdout.fileno()).columns or 80) - 1)
         print(f"{_CLEAR}{line}\r", end="", flush=True)

@@ -1,4 +1,4 @@
-"""What a run writes down: the rows of its metrics, and run.json."""
+"""The record of a run: the rows of its metrics, and run.json."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
 from mhsh.storage.run_folder import Counters
-from mhsh.training.checkpoints.verify import as_hex
+from mhsh.training.checkpoints.verify import hex_digits
 from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
-from mhsh.training.optimizer import decayed_count
+from mhsh.training.optimizer import count_decayed
 from mhsh.training.setup import Run, Start
 from mhsh.training.state import TrainState
 from mhsh.training.step import StepMetrics
 from mhsh.training.trackers import Tracker
-from mhsh.training.validation import Validated
+from mhsh.training.validation import ValidationResult
 
 _UPLOAD_SECONDS = 30.0  # between two uploads to a bucket
 
@@ -47,7 +47,7 @@ class Log:
         """
         self._run, self._used = run, used  # what is used up to the last row of training
         self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
-        self._seconds_before = used.seconds - run.clock.trained()
+        self._seconds_before = used.seconds - run.clock.training_seconds()
         self._peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
         self._pending: tuple[int, Callable[[], StepMetrics]] | None = None
         self._flushed = time.monotonic()
@@ -66,7 +66,7 @@ class Log:
             tracker.close(failed=error is not None)
 
     def begin(self, step: int, metrics: Callable[[], StepMetrics]) -> None:
-        """Takes what fetches the metrics of a step that may still be running."""
+        """Takes the function that fetches the metrics of a step, which may still be running."""
         self._pending = (step, metrics)
 
     def finish_previous(self, *, always: bool = False) -> None:
@@ -89,8 +89,8 @@ class Log:
         if not (always or spikes or not is_finite or step % self._run.config.train.log_interval == 0):
             return
         values = {name: float(total.sum) / float(total.weight) for name, total in sums.items() if name != "tokens"}
-        seconds = self._seconds_before + self._run.clock.trained()
-        row = self._row(step, "train", seconds, values) | {"batch": as_hex(batch)}
+        seconds = self._seconds_before + self._run.clock.training_seconds()
+        row = self._row(step, "train", seconds, values) | {"batch": hex_digits(batch)}
         row |= {"spike": True} if spikes else {}
         if not is_finite:
             row["skipped"] = True
@@ -100,14 +100,14 @@ class Log:
         self._used = Counters(self._tokens, self._flops, seconds)
         self._write(row)
 
-    def validation(self, step: int, validated: Validated) -> None:
+    def write_validation(self, step: int, result: ValidationResult) -> None:
         """Writes a validation row."""
-        row = self._row(step, "validation", self._used.seconds, validated.values)
-        self._write(row | {"loss_parts": validated.loss_parts, "batch": validated.batches})
+        row = self._row(step, "validation", self._used.seconds, result.values)
+        self._write(row | {"loss_parts": result.loss_parts, "batch": result.batches})
 
     def counters(self) -> Counters:
-        """What has been used up to the last row, when `flush` has written it: a checkpoint must not
-        be newer than the rows.
+        """The counts up to the last row, when `flush` has written it: a checkpoint must not be
+        newer than the rows.
         """
         if jax.process_index() == 0:
             self._run.folder.sync_metrics()
@@ -160,10 +160,10 @@ class Log:
 class RunRecord:
     """run.json: everything about a run that is not a curve. Process 0 writes it."""
 
-    def __init__(self, run: Run, begun: Start, state: TrainState, compile_seconds: float) -> None:
-        """Of a run that goes on from where it has `begun`, in this state."""
-        config, corpus, start = run.config, run.corpus, begun.step
-        changed = {path: now for path, (_, now) in begun.changed.items()}
+    def __init__(self, run: Run, start: Start, state: TrainState, compile_seconds: float) -> None:
+        """Takes a run that goes on from `start`, in this state."""
+        config, corpus, step = run.config, run.corpus, start.step
+        changed = {path: now for path, (_, now) in start.changed.items()}
         before = run.folder.run_record()
         self._run = run
         ran = {
@@ -178,23 +178,23 @@ class RunRecord:
         self._values: dict[str, Any] = {
             **ran,
             # Who reads seconds asks what ran from which step on.
-            "clock": _by_step(before.get("clock") or ({"0": clock} if before else {}), start, ran | now),
-            "changed": run.folder.changes(start) | ({str(start): changed} if changed else {}),
-            "code": _by_step(before.get("code", {}), start, code_hash()),
-            "numerics": _by_step(before.get("numerics", {}), start, numerics()),
+            "clock": _extend_history(before.get("clock") or ({"0": clock} if before else {}), step, ran | now),
+            "changed": run.folder.changes(step) | ({str(step): changed} if changed else {}),
+            "code": _extend_history(before.get("code", {}), step, code_hash()),
+            "numerics": _extend_history(before.get("numerics", {}), step, numerics()),
             "entries": recorded_entries(config),
             "objective": config.model.objective,
             "choices": [str(choice) for choice in (run.plan.mesh_choice, run.plan.remat) if choice],
             "parameters": parameter_counts(config.model),
-            "weight_decayed_parameters": decayed_count(run.config.model.residual, state.params),
+            "weight_decayed_parameters": count_decayed(run.config.model.residual, state.params),
             "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
             "flops_per_step": step_flops(config),
             "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
             "omega": _initial_omega(run, state),
             "compile_seconds": compile_seconds,
-            "started_from": begun.started_from,
+            "started_from": start.started_from,
             "branched_from": before.get("branched_from"),  # None: its first steps are no copies
-            "lost_rows": before.get("lost_rows", {}) | ({str(start): begun.lost_rows} if begun.lost_rows else {}),
+            "lost_rows": before.get("lost_rows", {}) | ({str(step): start.lost_rows} if start.lost_rows else {}),
         }
 
     def write(self, status: str, **more: Any) -> None:
@@ -224,9 +224,9 @@ def outcome_of(run: Run) -> str:
     return plateau_outcome(smoothed_final_loss(losses), last, run.corpus.unigram_entropy)
 
 
-def _by_step(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
-    """All that trained the parameters, by the step after which it began: what did `before`, up to
-    step `start`, and what does now, if that is another.
+def _extend_history(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
+    """A setting's history, by the step after which each value began: `before`, up to step `start`,
+    and the value `now`, if it is another.
     """
     kept = {step: value for step, value in before.items() if int(step) < start}
     return kept if now in list(kept.values())[-1:] else kept | {str(start): now}

@@ -1,5 +1,5 @@
-"""What a run says by the rules of mhsh/storage/outcome.py: while it trains that its loss spikes,
-and that it seems stuck on the unigram plateau; at its end whether it trained.
+"""The remarks on a run by the rules of mhsh/storage/outcome.py: while it trains, that its loss
+spikes, and that it seems stuck on the unigram plateau; at its end, whether it trained.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import grain
 import jax
 import numpy as np
 
-from mhsh.cluster.agreement import preflight, wait_for_all
+from mhsh.cluster.agreement import check_same_facts, wait_for_all
 from mhsh.config.entries import recorded_entries
 from mhsh.config.fields import differences
 from mhsh.config.resolve import decay_start
@@ -34,20 +34,20 @@ from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import plan_run
 from mhsh.training.progress import Display
 from mhsh.training.sharding import process_rows, put_batch
-from mhsh.training.state import TrainState, create_state, with_shardings
+from mhsh.training.state import TrainState, create_state, unbox_state
 from mhsh.training.validation import Validator
 from mhsh.training.watching import Clock, Profiler, Watchdog
 
 
 class Run:
-    """All that the loop needs."""
+    """The parts of a run that the loop needs: folder, mesh, data, model, optimizer, checkpoints."""
 
     def __init__(self, config: Config, folder: RunFolder, display: Display, together: int = 1) -> None:
         """A run of `config` in `folder`, one of so many that are trained `together`. Raises
         UserError where the data, the mesh or the folder does not fit the config, or the processes
         differ.
         """
-        self.asked_for = config
+        self.given_config = config
         code_hash()  # kept from here on: the files are still those that were imported
         self.folder = folder
         self.display = display
@@ -68,17 +68,17 @@ class Run:
                 "to 0, and use mhsh eval afterwards"
             )
         self.optimizer = build_optimizer(config)
-        self.abstract = abstract = with_shardings(self.plan.boxed, mesh, config.model)  # shapes, dtypes and shardings of the state
+        self.abstract = abstract = unbox_state(self.plan.boxed, mesh, config.model)  # shapes, dtypes and shardings of the state
 
         self.corpus = load_recorded_corpus(folder, config)
         self.corpus.check_batch(config.train.batch_size)
         self._rows = process_rows(mesh, config.train.batch_size)
         wait_for_all("the data")  # a host may have copied prepared rows from a bucket
-        preflight(_facts(config, self.corpus))
+        check_same_facts(_facts(config, self.corpus))
 
         self.checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_step=decay_start(config))
         self.model = model = build_model(config.model)
-        self.compiling = compiling = _all_compile(self.clock)  # a context, whose end is when every process has compiled
+        self.compiling = compiling = _compiling_context(self.clock)  # a context, whose end is when every process has compiled
         self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
@@ -92,7 +92,7 @@ class Run:
 
 
 class Start(NamedTuple):
-    """Where a run goes on from in this process."""
+    """The state and the step from which a run goes on in this process."""
 
     state: TrainState
     step: int  # of the state
@@ -102,13 +102,13 @@ class Start(NamedTuple):
     lost_rows: int  # of metrics.jsonl
 
 
-def start(run: Run, accept_gap: bool) -> Start:
-    """Where the run goes on from; the rows of later steps are cut off. Raises UserError where all
-    its checkpoints are damaged, those of train.start_from do not fit, or rows are lost and
-    `accept_gap` does not take that.
+def prepare_start(run: Run, accept_gap: bool) -> Start:
+    """The start from which the run goes on; the rows of later steps are cut off. Raises UserError
+    where all its checkpoints are damaged, those of train.start_from do not fit, or rows are lost
+    and `accept_gap` does not take that.
     """
     state, step, started_from = _first_state(run)
-    changed = differences(run.folder.config_at(step), run.asked_for)
+    changed = differences(run.folder.config_at(step), run.given_config)
     used, lost = run.folder.counters(step) or Counters(), 0  # none: of an imported checkpoint, or a fresh state
     if jax.process_index() == 0:
         cut = run.folder.cut_metrics(step, used.rows, accept_gap)
@@ -136,8 +136,8 @@ def _first_state(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
         else:
             note(f"resuming from the checkpoint of step {step}")
             return state, step, folder.read_run().get("started_from") if folder.has_run_record() else None
-    if checkpoints.damaged():
-        raise checkpoints.none_left()
+    if checkpoints.damaged_checkpoints():
+        raise checkpoints.no_checkpoint_error()
     state = create_state(config, run.model, run.optimizer, run.mesh, run.batch_after(0))
     if not config.train.start_from:
         return state, 0, None
@@ -151,7 +151,7 @@ def _first_state(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
 
 
 def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
-    """What must be the same on all processes."""
+    """The facts that must be equal on all processes, by name."""
     code = environment()
     return {
         "config": hashlib.sha256(json.dumps(to_dict(config)).encode()).hexdigest()[:12],
@@ -164,7 +164,7 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def _all_compile(clock: Clock) -> Callable[[], AbstractContextManager[None]]:
+def _compiling_context(clock: Clock) -> Callable[[], AbstractContextManager[None]]:
     """A context to compile in. It ends when every process has compiled."""
     points = itertools.count()
 

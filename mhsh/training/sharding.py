@@ -1,4 +1,4 @@
-"""Which logical axis is sharded over which mesh axis: one table for parameters and batches, checked
+"""The mesh axes over which logical axes are sharded: one table for parameters and batches, checked
 for divisibility.
 """
 
@@ -34,12 +34,12 @@ def axis_rules(model: ModelConfig) -> tuple[tuple[str, Any], ...]:
 
 def check_divisibility(model: ModelConfig, train: TrainConfig, shape: Mapping[str, int]) -> None:
     """Raises UserError if the model or a micro-batch cannot be divided over the mesh."""
-    problem = next(indivisible(model, train, shape), None)
+    problem = next(division_problems(model, train, shape), None)
     if problem:
         raise UserError(problem)
 
 
-def indivisible(model: ModelConfig, train: TrainConfig, shape: Mapping[str, int]) -> Iterator[str]:
+def division_problems(model: ModelConfig, train: TrainConfig, shape: Mapping[str, int]) -> Iterator[str]:
     """The parts of the model and of a micro-batch that a mesh of that shape does not divide."""
     rows, shards = train.batch_size // train.accumulation_steps, shape["data"] * shape["fsdp"]
     if rows % shards:
@@ -55,7 +55,7 @@ def indivisible(model: ModelConfig, train: TrainConfig, shape: Mapping[str, int]
             )
 
 
-def matrices(boxed: Any) -> Any:
+def matrix_mask(boxed: Any) -> Any:
     """True for each matrix of parameters (or optimiser state) that are boxed with logical names.
     Only matrices are sharded over `fsdp`: all vectors together are a hundredth of a model, and a
     collective each would be most of a step's collectives.
@@ -84,7 +84,7 @@ def partition_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfi
             axes[divided[0] if divided else names.index("embed")] = FSDP_AXIS
         return PartitionSpec(*axes)
 
-    return jax.tree.map(spec_of, nn.unbox(boxed), nn.get_partition_spec(boxed), matrices(boxed))
+    return jax.tree.map(spec_of, nn.unbox(boxed), nn.get_partition_spec(boxed), matrix_mask(boxed))
 
 
 def named_shardings(boxed: Any, mesh: Mesh, model: ModelConfig) -> Any:
@@ -99,7 +99,7 @@ def replicate_parameters(params: Any, mesh: Mesh, model: ModelConfig) -> Any:
     """
     if model.remat_policy == "gathered_groups":
         return params
-    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, replicated(mesh)), params)
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, replicated_sharding(mesh)), params)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -107,8 +107,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, ROWS)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device: metrics and the step."""
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that is whole on every device, such as metrics and the step."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -146,4 +146,4 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def put_replicated(value: jax.Array, mesh: Mesh) -> jax.Array:
     """A value that every process has, on every device of the mesh."""
     here = np.asarray(value)
-    return jax.make_array_from_callback(here.shape, replicated(mesh), lambda index: here[index])
+    return jax.make_array_from_callback(here.shape, replicated_sharding(mesh), lambda index: here[index])

@@ -28,13 +28,13 @@ from mhsh.models.build import boxed_parameters
 from mhsh.models.devices import BATCH_AXES, TENSOR_AXIS, batch_is_sharded, current_platform, tensor_is_sharded
 from mhsh.models.parameters import is_kernel, parameter_path
 from mhsh.models.types import Batch
-from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrices, partition_specs
+from mhsh.training.sharding import DATA_AXIS, FSDP_AXIS, ROWS, axis_rules, matrix_mask, partition_specs
 
 # A TPU holds the last axis of an array in lanes, so many at a time.
 _LANES = 128
 
 
-def over_shards(
+def map_shards(
     function: Callable[..., Any], model: ModelConfig, out_specs: Any, gradient_dtype: str = "compute"
 ) -> Callable[..., Any]:
     """`function(params, batch, *replicated)` of whole parameters and each device's rows of the
@@ -50,11 +50,11 @@ def over_shards(
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 1:
             return function(params, batch, *replicated)
-        by_xla = tensor_is_sharded()  # over `tensor` alone, which stays its own; else no axis is left to it
-        rules = [(name, None if name == "batch" else axes) for name, axes in axis_rules(model)] if by_xla else []
+        tensor_by_xla = tensor_is_sharded()  # over `tensor` alone, which stays its own; else no axis is left to it
+        rules = [(name, None if name == "batch" else axes) for name, axes in axis_rules(model)] if tensor_by_xla else []
         specs = manual_specs(model)
 
-        def on_one(shards: Any, batch: Batch, *replicated: Any) -> Any:
+        def run_shard(shards: Any, batch: Batch, *replicated: Any) -> Any:
             if model.remat_policy == "gathered_groups":
                 params = _box_shards(model, shards, specs, gradient_dtype)
             else:
@@ -63,10 +63,10 @@ def over_shards(
                 return function(params, batch, *replicated)
 
         return jax.shard_map(
-            on_one,
+            run_shard,
             in_specs=(specs, ROWS, *(PartitionSpec() for _ in replicated)),
             out_specs=out_specs,
-            axis_names=set(BATCH_AXES if by_xla else mesh.axis_names),
+            axis_names=set(BATCH_AXES if tensor_by_xla else mesh.axis_names),
             check_vma=False,  # with it, jax would add up each gradient where it arises
         )(params, batch, *replicated)
 
@@ -84,7 +84,7 @@ def manual_specs(model: ModelConfig) -> Any:
 
 def psum_batch(tree: Any) -> Any:
     """The sums of small arrays of one dtype over the shards of the batch, in one collective. Called
-    in the function of `over_shards`.
+    in the function of `map_shards`.
     """
     if not batch_is_sharded():
         return tree
@@ -95,7 +95,7 @@ def psum_batch(tree: Any) -> Any:
 @functools.partial(jax.named_call, name="add_up_gradients")
 def psum_gradients(gradients: Any, model: ModelConfig, gradient_dtype: str) -> Any:
     """The sums of fp32 gradients by whole parameters over the shards of the batch, sharded as the
-    parameters. Called in the function of `over_shards`.
+    parameters. Called in the function of `map_shards`.
 
     Kernels are added up in `gradient_dtype` (train.gradient_dtype), all else in fp32. All vectors
     share a collective.
@@ -103,7 +103,7 @@ def psum_gradients(gradients: Any, model: ModelConfig, gradient_dtype: str) -> A
     if not batch_is_sharded():
         return gradients
     dtype = _gradient_dtype(model, gradient_dtype)
-    are_matrices = jax.tree.leaves(matrices(boxed_parameters(model)))
+    are_matrices = jax.tree.leaves(matrix_mask(boxed_parameters(model)))
 
     def sum_matrix(path: tuple[Any, ...], gradient: Array | BoxedShard, spec: PartitionSpec) -> Array:
         if isinstance(gradient, BoxedShard):
@@ -128,7 +128,7 @@ def cast_kernels(model: ModelConfig, params: Any) -> Any:
     def cast(path: tuple[Any, ...], leaf: Array, is_matrix: bool) -> Array:
         return leaf.astype(model.compute_dtype) if is_matrix and is_kernel(parameter_path(path)) else leaf
 
-    return jax.tree_util.tree_map_with_path(cast, params, matrices(boxed_parameters(model)))
+    return jax.tree_util.tree_map_with_path(cast, params, matrix_mask(boxed_parameters(model)))
 
 
 class BoxedShard(struct.PyTreeNode, nn.meta.AxisMetadata[Array]):
@@ -167,7 +167,7 @@ def _box_shards(model: ModelConfig, shards: Any, specs: Any, gradient_dtype: str
         axis = _fsdp_axis(spec)
         return BoxedShard(shard, None if axis is None else axis - shard.ndim, *dtypes)
 
-    return jax.tree_util.tree_map_with_path(box, shards, specs, matrices(boxed_parameters(model)))
+    return jax.tree_util.tree_map_with_path(box, shards, specs, matrix_mask(boxed_parameters(model)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

@@ -63,10 +63,10 @@ def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> Trai
 
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of the state: a restore asks for them."""
-    return with_shardings(boxed_state(config, optimizer), mesh, config.model)
+    return unbox_state(boxed_state(config, optimizer), mesh, config.model)
 
 
-def with_shardings(boxed: TrainState, mesh: Mesh, model: ModelConfig) -> TrainState:
+def unbox_state(boxed: TrainState, mesh: Mesh, model: ModelConfig) -> TrainState:
     """A state's shapes, dtypes and shardings from those that are boxed with logical axis names."""
     shardings = named_shardings(boxed, mesh, model)
     return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), nn.unbox(boxed), shardings)

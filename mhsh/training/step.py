@@ -21,13 +21,13 @@ from mhsh.models.losses import WeightedSum, WeightedSums, compute_metrics, loss_
 from mhsh.models.types import Batch
 from mhsh.training.checkpoints.verify import checksum
 from mhsh.training.optimizer import Rates, global_norm, rate_of_step, rates
-from mhsh.training.sharding import axis_rules, batch_sharding, put_replicated, replicated, shapes_of, shardings_of
-from mhsh.training.shards import manual_specs, over_shards, psum_batch, psum_gradients
+from mhsh.training.sharding import axis_rules, batch_sharding, put_replicated, replicated_sharding, shapes_of, shardings_of
+from mhsh.training.shards import manual_specs, map_shards, psum_batch, psum_gradients
 from mhsh.training.state import TrainState, example_batch
 
 
 class StepMetrics(NamedTuple):
-    """What a step returns beside the new state."""
+    """The metrics that a step returns beside the new state."""
 
     sums: WeightedSums  # (sum, weight) pairs
     is_finite: Bool[Array, ""]  # False: the loss or a gradient was not, and parameters and moments stayed the same
@@ -35,8 +35,8 @@ class StepMetrics(NamedTuple):
 
 
 class RunInputs(NamedTuple):
-    """What is the same in all steps of a run and an input of its compiled step. Runs that differ in
-    their seed and their rates alone, as most of a sweep do, share one compiled program.
+    """The inputs of a compiled step that are equal in all steps of a run. Runs that differ in their
+    seed and their rates alone, as most of a sweep do, share one compiled program.
     """
 
     seed: UInt32[Array, ""]  # train.seed
@@ -80,34 +80,34 @@ def train_step(
     step_key = jax.random.fold_in(jax.random.key(run.seed), state.step)
     compute = functools.partial(_gradients, config=config, model=model)
     out_specs = manual_specs(config.model), PartitionSpec()
-    gradients, seen = over_shards(compute, config.model, out_specs, config.train.gradient_dtype)(state.params, batch, step_key)
+    gradients, report = map_shards(compute, config.model, out_specs, config.train.gradient_dtype)(state.params, batch, step_key)
 
     with jax.named_scope("optimizer"):
         grad_norm = global_norm(gradients)
-        is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(seen.loss)
+        is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(report.loss)
         # By the step alone, also after skipped updates.
         rate = rate_of_step(run.rates, config.optimizer.schedule, state.step)
 
-        def updated() -> tuple[Any, Any]:
+        def update() -> tuple[Any, Any]:
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, learning_rate=rate, grad_norm=grad_norm)
             return optax.apply_updates(state.params, updates), opt_state
 
-        params, opt_state = _if_finite(is_finite, updated, (state.params, state.opt_state))
-    figures = {"grad_norm": grad_norm, "learning_rate": rate, "tokens": seen.tokens}
-    sums = seen.sums | {name: WeightedSum(figure, jnp.ones(())) for name, figure in figures.items()}
-    return TrainState(params, opt_state, state.step + 1), StepMetrics(sums, is_finite, seen.batch)
+        params, opt_state = _select_finite(is_finite, update, (state.params, state.opt_state))
+    figures = {"grad_norm": grad_norm, "learning_rate": rate, "tokens": report.tokens}
+    sums = report.sums | {name: WeightedSum(figure, jnp.ones(())) for name, figure in figures.items()}
+    return TrainState(params, opt_state, state.step + 1), StepMetrics(sums, is_finite, report.batch)
 
 
-def _if_finite(is_finite: Bool[Array, ""], updated: Callable[[], Any], before: Any) -> Any:
-    """What `updated` returns, or where the loss or a gradient is not finite what was before."""
+def _select_finite(is_finite: Bool[Array, ""], update: Callable[[], Any], before: Any) -> Any:
+    """The result of `update`; or `before`, where the loss or a gradient is not finite."""
     if current_platform() == "cpu":
         # XLA's CPU backend would copy the moments before it selects: 7 % of a step of 12l12h.
-        return jax.lax.cond(is_finite, updated, lambda: before)
-    return jax.tree.map(functools.partial(jnp.where, is_finite), updated(), before)
+        return jax.lax.cond(is_finite, update, lambda: before)
+    return jax.tree.map(functools.partial(jnp.where, is_finite), update(), before)
 
 
-class _Seen(NamedTuple):
-    """What a step reports of its batch."""
+class _BatchReport(NamedTuple):
+    """The sums that a step reports of its batch."""
 
     sums: WeightedSums
     loss: Float[Array, ""]  # what is minimised
@@ -115,9 +115,9 @@ class _Seen(NamedTuple):
     batch: UInt32[Array, 2]  # checksum
 
 
-def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, model: Model) -> tuple[Any, _Seen]:
+def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, model: Model) -> tuple[Any, _BatchReport]:
     """The gradients of the loss of the whole batch, sharded as the parameters, and its metrics.
-    `params` are whole; `batch` is this device's part (see `over_shards`).
+    `params` are whole; `batch` is this device's part (see `map_shards`).
     """
     weights = psum_batch(loss_weights(batch))
 
@@ -127,23 +127,23 @@ def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, mo
             sums = compute_metrics(outputs, micro_batch, config.train.label_smoothing)
             return total_loss(sums, weights), sums
 
-    def of_micro_batch(index: int | Array, micro_batch: Batch) -> tuple[Any, WeightedSums]:
+    def micro_batch_gradients(index: int | Array, micro_batch: Batch) -> tuple[Any, WeightedSums]:
         key = jax.random.fold_in(step_key, index)
         (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params, micro_batch, key)
         return optax.tree.cast(gradients, jnp.float32), sums
 
     def accumulate(sum_before: tuple[Any, WeightedSums], part: tuple[Array, Batch]) -> tuple[tuple[Any, WeightedSums], None]:
-        return jax.tree.map(jnp.add, sum_before, of_micro_batch(*part)), None
+        return jax.tree.map(jnp.add, sum_before, micro_batch_gradients(*part)), None
 
     count = config.train.accumulation_steps
     parts = micro_batches(batch, count)
     # The sum does not start from zeros: adding to them is a pass over all parameters, which
     # is slow on a CPU.
-    first = of_micro_batch(0, {key: rows[0] for key, rows in parts.items()})
+    first = micro_batch_gradients(0, {key: rows[0] for key, rows in parts.items()})
     others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
     (gradients, sums), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
     sums, tokens = psum_batch((sums, num_non_padding(batch)))
-    return psum_gradients(gradients, config.model, config.train.gradient_dtype), _Seen(
+    return psum_gradients(gradients, config.model, config.train.gradient_dtype), _BatchReport(
         sums, total_loss(sums, weights), tokens, psum_batch(batch_checksum(batch))
     )
 
@@ -201,15 +201,15 @@ def compile_train_step(
     shardings, rows = shardings_of(state), batch_sharding(mesh)
     if runs > 1:
 
-        def several(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((runs, *one.shape), one.dtype)
+        def add_run_axis(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((runs, *array.shape), array.dtype)
 
-        step, shardings, rows = jax.vmap(step), replicated(mesh), replicated(mesh)
-        arguments = jax.tree.map(several, arguments)
+        step, shardings, rows = jax.vmap(step), replicated_sharding(mesh), replicated_sharding(mesh)
+        arguments = jax.tree.map(add_run_axis, arguments)
     jitted = jax.jit(
         step,
-        in_shardings=(replicated(mesh), shardings, dict.fromkeys(batch, rows)),
-        out_shardings=(shardings, replicated(mesh)),
+        in_shardings=(replicated_sharding(mesh), shardings, dict.fromkeys(batch, rows)),
+        out_shardings=(shardings, replicated_sharding(mesh)),
         donate_argnums=1,
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
@@ -219,14 +219,14 @@ def compile_train_step(
 def compile_eval_step(
     step: Callable[..., Any], out_specs: Any, config: Config, model: Model, mesh: Mesh, params: Any
 ) -> jax.stages.Compiled:
-    """`eval_step` or `predict_step`, compiled for this mesh. For `out_specs` see `over_shards`;
+    """`eval_step` or `predict_step`, compiled for this mesh. For `out_specs` see `map_shards`;
     `params` may be abstract.
     """
     batch = example_batch(config, config.train.batch_size)
     jitted = jax.jit(
-        over_shards(functools.partial(step, model=model), config.model, out_specs),
+        map_shards(functools.partial(step, model=model), config.model, out_specs),
         in_shardings=(shardings_of(params), dict.fromkeys(batch, batch_sharding(mesh))),
-        out_shardings=replicated(mesh),
+        out_shardings=replicated_sharding(mesh),
     )
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         return jitted.lower(shapes_of(params), shapes_of(batch)).compile()

@@ -1,5 +1,5 @@
-"""Where the rows of a run go beside metrics.jsonl: what train.tracker names. A row has the figures
-of one step and split. No tracker changes a number of the run.
+"""The trackers to which the rows of a run go beside metrics.jsonl: train.tracker names one. A row
+has the figures of one step and split. No tracker changes a number of the run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class WandbRun(Tracker):
         self._note = note
         self._first = 0  # the first step that W&B lacks
         self._run = None
-        with self._told():
+        with self._report_failure():
             self._run = _start_wandb(folder)
             self._first = 0 if self._run.offline else self._run.starting_step
             own = Path(self._run.sync_dir)
@@ -120,18 +120,18 @@ class WandbRun(Tracker):
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         if self._run is not None and row["step"] >= self._first:
-            with self._told():
+            with self._report_failure():
                 # W&B joins the rows of one step.
                 self._run.log({axis: float(row[axis]) for axis in AXES[2:]} | curves(row), step=row["step"])
 
     def close(self, *, failed: bool) -> None:
         """Waits _FINISH_SECONDS at most for the upload."""
-        with self._told():
+        with self._report_failure():
             if self._run is not None:
                 self._run.finish(exit_code=int(failed))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _report_failure(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # whatever it is, the run is worth more

@@ -20,12 +20,12 @@ from mhsh.data.translation import decoded_validation
 from mhsh.evaluation.evaluate import classification_metrics, evaluate, evaluate_rows, span_metrics, translation_metrics
 from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.seq2seq import Seq2Seq
-from mhsh.training.checkpoints.verify import as_hex, checksums
+from mhsh.training.checkpoints.verify import checksums, hex_digits
 from mhsh.training.sharding import ROWS, process_rows, put_batch, replicate_parameters
 from mhsh.training.step import compile_eval_step, eval_step, predict_step
 
 
-class Validated(NamedTuple):
+class ValidationResult(NamedTuple):
     """The result of an evaluation."""
 
     values: dict[str, float]
@@ -73,13 +73,13 @@ class Validator:
         """The number of batches of all validation rows."""
         return len(self._batches)
 
-    def __call__(self, params: Any, num_batches: int = 0, heartbeat: Callable[[], None] = lambda: None) -> Validated:
+    def __call__(self, params: Any, num_batches: int = 0, heartbeat: Callable[[], None] = lambda: None) -> ValidationResult:
         """The metrics over the first `num_batches` batches (0: all). `heartbeat` is called after
         each piece of work.
         """
         corpus, model = self._corpus, self._model
-        seen = hashlib.sha256()
-        batches = self._put(min(num_batches or self.num_batches, self.num_batches), seen, heartbeat)
+        digest = hashlib.sha256()
+        batches = self._put(min(num_batches or self.num_batches, self.num_batches), digest, heartbeat)
         if isinstance(corpus, ClassificationCorpus | SpanCorpus):
             (values, parts), logits = evaluate_rows(self._step, params, batches, len(corpus.validation))
             values |= span_metrics(corpus, logits) if isinstance(corpus, SpanCorpus) else classification_metrics(corpus, logits)
@@ -92,10 +92,10 @@ class Validator:
                 model, replicate_parameters(params, self._mesh, model.config), corpus.tokenizer, self._pairs, **self._search
             )
         heartbeat()
-        return Validated(values, parts, seen.hexdigest()[:16])
+        return ValidationResult(values, parts, digest.hexdigest()[:16])
 
-    def _put(self, num_batches: int, seen: Any, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
-        """The batches on the devices. `seen`, a hash, takes the checksum of each."""
+    def _put(self, num_batches: int, digest: Any, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
+        """The batches on the devices. `digest`, a hash, takes the checksum of each."""
         for host_batch in prefetched(self._batches, 0, num_batches):
             heartbeat()
             batch = put_batch(host_batch, self._mesh)
@@ -103,4 +103,4 @@ class Validator:
             yield batch
             # Fetched when the step has run: the device need not wait.
             for _, of_array in sorted(jax.device_get(sums).items()):
-                seen.update(as_hex(of_array).encode())
+                digest.update(hex_digits(of_array).encode())

@@ -1,5 +1,5 @@
-"""What watches a run: the clock of its phases, the watchdog and the profiler. None of them changes
-a number of the run.
+"""The instruments that watch a run: the clock of its phases, the watchdog and the profiler. None of
+them changes a number of the run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """What runs inside the context is of this phase, except for contexts inside it."""
+        """Counts the time inside the context to this phase, except for contexts inside it."""
         before = self._phase
         self._begin(phase)
         try:
@@ -56,16 +56,16 @@ class Clock:
             self._begin(before)
 
     def pause(self) -> None:
-        """Until `go_on` the run pauses."""
+        """Begins a pause, which `resume` ends."""
         self._paused = self._phase
         self._begin("pausing")
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Ends a pause: the phase before it goes on."""
         self._begin(self._paused)
 
-    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items; the time until the next one is there is of the phase `waiting`."""
+    def time_waits(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yields the items, and counts the time until each is there to the phase `waiting`."""
         iterator = iter(items)
         while True:
             with self.phase("waiting"):
@@ -75,17 +75,17 @@ class Clock:
                     return
             yield item
 
-    def add(self, before: Mapping[str, float]) -> None:
+    def add(self, seconds: Mapping[str, float]) -> None:
         """Adds seconds of an earlier process."""
         for kind in self._seconds:
-            self._seconds[kind] += before.get(kind, 0.0)
+            self._seconds[kind] += seconds.get(kind, 0.0)
 
     def seconds(self) -> dict[str, float]:
-        """Up to now."""
+        """The seconds of each phase up to now."""
         self._count()
         return {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}
 
-    def trained(self) -> float:
+    def training_seconds(self) -> float:
         """Seconds of training up to now, waiting for data included."""
         self._count()
         return self._seconds["training"] + self._seconds["waiting"]
@@ -127,7 +127,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def on_phase(self, phase: str) -> None:
-        """From now on the run does this, one of PHASES."""
+        """A phase begins, one of PHASES."""
         with self._lock:
             if phase not in ("training", "waiting", "evaluating"):
                 self._last = None
@@ -164,7 +164,7 @@ class Watchdog:
             self._thread.join()
 
     def limit(self) -> float | None:
-        """Seconds; None: not known yet."""
+        """The seconds after which the process ends; None: not known yet."""
         if self._fixed:
             return self._fixed
         return None if self._longest is None else max(self.LEAST_SECONDS, self.TIMES_LONGEST * self._longest)

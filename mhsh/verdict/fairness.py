@@ -17,7 +17,7 @@ from mhsh.config.fields import all_fields, flatten
 from mhsh.config.schema import Config
 from mhsh.config.schema import Row as ConfigRow
 from mhsh.sweep.axes import SEEDS
-from mhsh.text import format_recorded, sanitize
+from mhsh.text import format_values, sanitize
 from mhsh.verdict.groups import Group, differing_files
 from mhsh.verdict.runs import Ancestor, RecordedRun
 from mhsh.verdict.treatment import DEFAULT_TREATMENT, PARAMETER_MARGIN, SHAPE, factors
@@ -215,7 +215,7 @@ def _excess(ours: float, theirs: float) -> float:
 def _condition(what: str, by_group: Sequence[Sequence[Any]], effect: Effect) -> Condition:
     """`by_group` has a value for each run of each group."""
     distinct = [_distinct(values) for values in by_group]
-    shown = iter(format_recorded([value for values in distinct for value in values]))
+    shown = iter(format_values([value for values in distinct for value in values]))
     texts = tuple("; ".join(next(shown) for _ in values) for values in distinct)
     counts = tuple(max(float(value or 0) for value in values) for values in distinct) if effect is Effect.SIZE else ()
     return Condition(sanitize(what), texts, all(values == distinct[0] for values in distinct), effect, counts)

@@ -18,7 +18,7 @@ from mhsh.storage import outcome
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import SEEDS, Value
 from mhsh.sweep.folder import GAVE_UP, WAITING, CellState
-from mhsh.text import numbered, sanitize
+from mhsh.text import number_duplicates, sanitize
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.runs import RecordedRun
 
@@ -300,4 +300,4 @@ def names_of(configs: Sequence[Config], without: Sequence[str] = ()) -> list[str
         paths = [path for path in fields if path not in (*without, *SEEDS)]
         differing = [path for path in paths if any(each.get(path) != fields[path] for each in namesakes)]
         names.append(sanitize(", ".join([base, *(f"{path.split('.')[1]} {fields[path]}" for path in differing)])))
-    return numbered(names)
+    return number_duplicates(names)

@@ -26,7 +26,7 @@ from mhsh.storage.metrics import Metrics, number
 from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import CONFIG_FILE, HOLDER_FILE, METRICS_FILE, RUN_FILE, RunFolder, recorded_lineage, vocab_file
 from mhsh.storage.run_record import FINISHED
-from mhsh.text import numbered, sanitize
+from mhsh.text import number_duplicates, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
 SPLITS = ("train", "validation")
@@ -382,6 +382,6 @@ def distinct_names(paths: Sequence[epath.Path]) -> list[str]:
         names = [name(index) for index in range(len(paths))]
         clashing = [i for i in range(len(paths)) if names.count(names[i]) > 1 and depths[i] < len(paths[i].parts)]
         if not clashing:
-            return numbered(map(sanitize, names))
+            return number_duplicates(map(sanitize, names))
         for index in clashing:
             depths[index] += 1

@@ -21,7 +21,7 @@ from mhsh.interop.export_bert import write_tables
 from mhsh.models.build import build_model, forward
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.training.optimizer import build_optimizer, decayed_count, learning_rate
+from mhsh.training.optimizer import build_optimizer, count_decayed, learning_rate
 from tests.conftest import MakeConfig
 
 torch = pytest.importorskip("torch")
@@ -176,7 +176,7 @@ def test_weight_decay_is_on_the_same_parameters(make_config):
         params = random_params(config)
         module = with_params(config, params)
         decayed = adamw(module, config.optimizer, 1e-3).param_groups[0]["params"]
-        assert sum(values.numel() for values in decayed) == decayed_count(config.model.residual, params)
+        assert sum(values.numel() for values in decayed) == count_decayed(config.model.residual, params)
 
 
 def test_inference_of_all_peers(make_config):

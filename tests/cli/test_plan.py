@@ -58,7 +58,7 @@ def test_as_many_cells_fit_together_as_their_bytes_have_room():
     for cells in (1, 3):
         room = math.ceil(cells * needed / USABLE_SHARE)
         assert [ledger(config, None, size)["cells_that_fit_together"] for size in (room - 8, room)] == [cells - 1, cells]
-        assert plan_run(config, Devices(1, 1, "cpu", room), cells).counted().refusal is None
+        assert plan_run(config, Devices(1, 1, "cpu", room), cells).count_activations().refusal is None
 
 
 def test_in_words(planned):

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mhsh.cluster import signals
-from mhsh.cluster.signals import HOST_VARIABLE, StopSignals, announced, maintenance_watch
+from mhsh.cluster.signals import HOST_VARIABLE, StopSignals, is_leave_announced, maintenance_watch
 from tests.conftest import ROOT
 
 PREFIX = "/computeMetadata/v1/instance/"
@@ -106,7 +106,7 @@ def test_an_announcement_asks_the_run_to_stop(server, monkeypatch, path, value):
 
 def test_without_a_server_no_notice_is_heard(monkeypatch):
     monkeypatch.setenv(HOST_VARIABLE, "127.0.0.1:9")
-    assert not announced()
+    assert not is_leave_announced()
     monkeypatch.delenv(HOST_VARIABLE)
     before = threading.active_count()
     with StopSignals() as stop, maintenance_watch(stop):

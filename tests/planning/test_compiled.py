@@ -20,7 +20,7 @@ from mhsh.planning import compiled
 from mhsh.planning.compiled import compile_report, measure, overflow, parse_topology
 from mhsh.planning.roofline import CHIPS
 from mhsh.training.memory import footprint
-from mhsh.training.sharding import matrices
+from mhsh.training.sharding import matrix_mask
 from mhsh.training.state import example_batch
 from tests.conftest import ROOT
 from tests.training.states import boxed_of
@@ -61,7 +61,7 @@ def test_data_parallelism_exchanges_the_gradients_and_no_more(config_of, reports
 def test_fsdp_gathers_the_weights_once_and_reduces_their_gradients_once(config_of, reports):
     report, model = reports["fsdp"], config_of("fsdp").model
     boxed = boxed_parameters(model)
-    leaves = zip(jax.tree.leaves(nn.unbox(boxed)), jax.tree.leaves(matrices(boxed)), strict=True)
+    leaves = zip(jax.tree.leaves(nn.unbox(boxed)), jax.tree.leaves(matrix_mask(boxed)), strict=True)
     weights = sum(4 * leaf.size for leaf, is_matrix in leaves if is_matrix)
     assert payload(report, "all-gather") == payload(report, "reduce-scatter") == weights
     assert payload(report, "all-reduce") == pytest.approx(4 * parameter_counts(model)["total"] - weights, rel=0.01)

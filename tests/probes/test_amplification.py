@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import linregress, t
 
-from mhsh.probes.amplification import disturbed, fresh_amplification, growth, mean_interval, plain_deviations
+from mhsh.probes.amplification import add_noise, fresh_amplification, growth, mean_interval, plain_deviations
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
@@ -75,7 +75,7 @@ def test_noise_has_the_deviation_that_was_asked_for_and_stays_where_it_belongs(t
     config = tiny(residual="admin", num_layers=40)
     params = random_params(config)
     scales = {"attention": {"query_kernel": 0.5, "query_bias": 0.0}, "feed_forward": {"up_kernel": 2.0}}
-    changed = disturbed(params, scales, 0.1, np.random.default_rng(0))
+    changed = add_noise(params, scales, 0.1, np.random.default_rng(0))
     before, after = (tree["encoder"]["layers"] for tree in (params, changed))
     for sublayer, kernel, scale in (("attention", "query_kernel", 0.5), ("feed_forward", "up_kernel", 2.0)):
         delta = np.asarray(after[sublayer][kernel]) - np.asarray(before[sublayer][kernel])

@@ -17,9 +17,9 @@ from mhsh.training import compiling
 from mhsh.training.compiling import (
     CACHE_FOLDER,
     flags_in_force,
-    keep_compiled,
     numeric_flags,
     private_cache,
+    use_compilation_cache,
 )
 
 
@@ -40,10 +40,10 @@ def test_flags_that_change_numbers(monkeypatch):
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
-from mhsh.training.compiling import keep_compiled
+from mhsh.training.compiling import use_compilation_cache
 events = []
 jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
-note = keep_compiled()
+note = use_compilation_cache()
 jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8))).block_until_ready()
 print(note, file=sys.stderr)
 print(events.count("/jax/compilation_cache/cache_hits"), events.count("/jax/compilation_cache/cache_misses"))
@@ -94,7 +94,7 @@ def test_a_run_goes_on_without_a_cache(tmp_path, monkeypatch, kind):
         monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
     before = jax.config.values["jax_compilation_cache_dir"]
     try:
-        note = keep_compiled()
+        note = use_compilation_cache()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = {"no folder": "File exists", "full": "File too large", "no home": "this user has no home; set MHSH_CACHE"}[kind]
@@ -113,4 +113,4 @@ def test_the_cache_has_a_bound_and_keeps_what_was_used_last(tmp_path):
 
 def test_a_cache_of_the_users_own_stands():
     assert os.environ["JAX_COMPILATION_CACHE_DIR"]  # the tests have one
-    assert keep_compiled() == ""
+    assert use_compilation_cache() == ""

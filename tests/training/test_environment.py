@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from mhsh.training.environment import CODE_THAT_DECIDES, stripped
+from mhsh.training.environment import CODE_THAT_DECIDES, strip_comments
 from tests.conftest import ROOT
 
 SOURCE = '''"""A module."""
@@ -42,7 +42,7 @@ def tree(source: str) -> str:
 def test_only_comments_and_docstrings_go():
     for package in CODE_THAT_DECIDES:
         sources = [path.read_text(encoding="utf-8") for path in (ROOT / "mhsh" / package).rglob("*.py")]
-        assert sources and [tree(stripped(source)) for source in sources] == [tree(source) for source in sources]
+        assert sources and [tree(strip_comments(source)) for source in sources] == [tree(source) for source in sources]
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_only_comments_and_docstrings_go():
 )
 def test_what_counts(before, after, counts):
     assert SOURCE.count(before) == 1
-    assert (stripped(SOURCE) != stripped(SOURCE.replace(before, after))) == counts
+    assert (strip_comments(SOURCE) != strip_comments(SOURCE.replace(before, after))) == counts

@@ -10,7 +10,7 @@ from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.parameters import parameter_path
 from mhsh.training import activations
-from mhsh.training.activations import saved_activations, with_policy
+from mhsh.training.activations import replace_policy, saved_activations
 from mhsh.training.memory import CANDIDATES, USABLE_SHARE, Footprint, choose_remat, footprint
 from mhsh.training.mesh import first_device
 from mhsh.training.optimizer import build_optimizer
@@ -89,7 +89,7 @@ def test_bytes_are_divided_as_the_mesh_says(tiny, mesh, dtype):
 def test_gathered_groups_have_one_group_of_layers_at_once(tiny):
     """Three layers are groups of one: a third of the layers' kernels and vectors."""
     config, mesh = tiny(**{"model.remat_policy": "gathered_groups"}), ONE_DEVICE | {"fsdp": 4}
-    part, whole = footprint_of(config, mesh), footprint_of(with_policy(config, "groups"), mesh)
+    part, whole = footprint_of(config, mesh), footprint_of(replace_policy(config, "groups"), mesh)
     layer = 552 + 808 + 64
     assert whole.gathered - part.gathered == 4 * (L - 2) * layer, "the next one is gathered meanwhile"
     assert part.gradients == part.parameters + 4 * layer
@@ -141,7 +141,7 @@ def test_what_a_layer_saves(tiny, heads, projections):
 @pytest.mark.parametrize("platform", CANDIDATES)
 def test_the_first_that_fits_is_chosen(make_config, platform):
     config = make_config("bert", "16l1h", **{"model.num_layers": 36, "model.remat_policy": "auto"})
-    needs = {policy: footprint_of(with_policy(config, policy), ONE_DEVICE).total for policy in CANDIDATES[platform]}
+    needs = {policy: footprint_of(replace_policy(config, policy), ONE_DEVICE).total for policy in CANDIDATES[platform]}
     assert list(needs.values()) == sorted(needs.values(), reverse=True)
     for policy, needed in needs.items():
         just_enough = int(needed / USABLE_SHARE) + 1

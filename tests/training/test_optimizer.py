@@ -18,7 +18,7 @@ from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.parameters import DECAYED_PARAMETERS
-from mhsh.training.optimizer import build_optimizer, decay_mask, decayed_count
+from mhsh.training.optimizer import build_optimizer, count_decayed, decay_mask
 from tests.training.optimizers import CLOSE, by_path, gradients, optimizer_with_rate, rate_of, trained
 
 MASK = functools.partial(decay_mask, "admin")
@@ -61,7 +61,7 @@ def test_the_decayed_parameters_are_counted(make_config):
     shapes = parameter_shapes(make_config("bert", "2l8h").model)
     tables = [shape.size for path, shape in by_path(shapes).items() if path.endswith("kernel") or path.startswith("embeddings/")]
     norms = [shape.size for path, shape in by_path(shapes).items() if path.startswith("embeddings/") and "norm" in path]
-    assert decayed_count("admin", shapes) == sum(tables) - sum(norms)
+    assert count_decayed("admin", shapes) == sum(tables) - sum(norms)
 
 
 def test_every_row_of_the_table_is_needed(make_config):

@@ -2,7 +2,7 @@
 
 from mhsh.config.schema import Config
 from mhsh.models.costs import parameter_counts
-from mhsh.training.activations import with_policy
+from mhsh.training.activations import replace_policy
 from mhsh.training.memory import CANDIDATES, USABLE_SHARE, footprint
 from mhsh.training.plan import Devices, RunPlan, plan_run
 from tests.training.states import boxed_of
@@ -18,7 +18,7 @@ def test_what_cannot_fit_is_refused_with_what_needs_it_and_what_fits(make_config
         return plan_run(config, Devices(4, 1, "tpu", least))
 
     config = planned(2**40, data=4).config
-    least = footprint(with_policy(config, "gathered_groups"), boxed_of(config), ONE_DEVICE | {"fsdp": 4}).total
+    least = footprint(replace_policy(config, "gathered_groups"), boxed_of(config), ONE_DEVICE | {"fsdp": 4}).total
     said, count = planned(least, data=4).refusal, parameter_counts(config.model)["total"]
     assert said is not None and said.startswith(f"out of memory: {count:,} parameters need ")
     assert all(part in said for part in ("(weights ", "gradients ", "moments ", "activations "))
@@ -34,7 +34,7 @@ def test_activations_of_a_named_policy_are_left_to_the_compiler(make_config):
     assert plan_run(config, Devices(1, 1, "tpu", least)).refusal is None
     assert plan_run(config, Devices(1, 1, "tpu", least - 1)).refusal is not None
     # Where a slice is paid for, or a time estimated, they count.
-    counted = [plan_run(config, Devices(1, 1, "tpu", most)).counted() for most in (needed.total, needed.total - 1)]
+    counted = [plan_run(config, Devices(1, 1, "tpu", most)).count_activations() for most in (needed.total, needed.total - 1)]
     assert [plan.remat.needed_bytes for plan in counted if plan.remat] == [needed.total] * 2
     assert [plan.refusal is None for plan in counted] == [True, False]
 
@@ -43,7 +43,7 @@ def test_a_named_policy_stands_and_auto_is_resolved_for_this_machine(make_config
     config: Config = make_config("bert", "2l8h", **{"model.remat_policy": "full"})
     plan = plan_run(config)
     assert (plan.config, plan.remat, plan.refusal) == (config, None, None)
-    plan = plan_run(with_policy(config, "auto"))
+    plan = plan_run(replace_policy(config, "auto"))
     assert plan.remat is not None and plan.remat.policy == plan.config.model.remat_policy == CANDIDATES["cpu"][0]
     assert plan.remat.needed_bytes <= USABLE_SHARE * plan.remat.device_bytes
 

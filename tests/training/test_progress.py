@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
-from mhsh.training.progress import Display, fitted
+from mhsh.training.progress import Display, fit_line
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, cut_back
 
@@ -108,7 +108,7 @@ WORDS = {
     ],
 )
 def test_a_narrow_line_leaves_out_what_matters_least(width: int, expected: str) -> None:
-    assert fitted(WORDS, width) == expected and len(expected) <= width
+    assert fit_line(WORDS, width) == expected and len(expected) <= width
 
 
 def test_away_from_a_terminal_a_line_every_few_seconds(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

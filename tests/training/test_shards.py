@@ -15,7 +15,7 @@ from mhsh.models.parameters import parameter_path
 from mhsh.planning.hlo import parse_module, read_collectives
 from mhsh.training import shards
 from mhsh.training.sharding import shardings_of
-from mhsh.training.shards import cast_kernels, manual_specs, over_shards, psum_gradients
+from mhsh.training.shards import cast_kernels, manual_specs, map_shards, psum_gradients
 from tests.training.batches import random_batch
 from tests.training.states import abstract_of, fresh_state, mesh_of, train_step_of
 
@@ -69,7 +69,7 @@ def scaled_by_rows(config, shape):
 
     mesh, params = mesh_of(*shape), abstract_of(config, shape).params
     with jax.set_mesh(mesh):
-        sharded = over_shards(gradients, config.model, manual_specs(config.model))
+        sharded = map_shards(gradients, config.model, manual_specs(config.model))
         return jax.jit(sharded, in_shardings=(shardings_of(params), None)).lower(params, {"rows": ROWS_OF_BATCH})
 
 

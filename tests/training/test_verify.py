@@ -21,7 +21,7 @@ from mhsh.errors import Unavailable
 from mhsh.storage import outage
 from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints import verify
-from mhsh.training.checkpoints.verify import FILE_MANIFEST, as_hex, checksum, checksums, find_damage, write_file_manifest
+from mhsh.training.checkpoints.verify import FILE_MANIFEST, checksum, checksums, find_damage, hex_digits, write_file_manifest
 from tests.training.states import mesh_of
 
 
@@ -32,7 +32,7 @@ from tests.training.states import mesh_of
 def test_sharding_does_not_matter(spec, dtype):
     array = (jax.random.normal(jax.random.key(0), (8, 16, 3)) * 1000).astype(dtype)
     sharded = jax.device_put(array, NamedSharding(mesh_of(2, 2, 2), spec))
-    assert as_hex(checksums({"a": sharded})["a"]) == as_hex(checksums({"a": array})["a"])
+    assert hex_digits(checksums({"a": sharded})["a"]) == hex_digits(checksums({"a": array})["a"])
 
 
 def plain(array: np.ndarray) -> int:
@@ -60,13 +60,13 @@ def test_every_flipped_bit_is_found(place, bit):
 
 def test_swapped_elements_and_zeros_are_found():
     array = jax.random.normal(jax.random.key(1), (6, 6))
-    sums = {as_hex(checksum(each)) for each in (array, array[::-1], array.T, array.at[2].set(0.0), jnp.zeros((6, 6)))}
+    sums = {hex_digits(checksum(each)) for each in (array, array[::-1], array.T, array.at[2].set(0.0), jnp.zeros((6, 6)))}
     assert len(sums) == 5
 
 
 def test_a_nan_has_a_checksum_too():
     array = jnp.array([1.0, jnp.nan, jnp.inf])
-    assert as_hex(checksum(array)) == as_hex(checksum(array + 0))
+    assert hex_digits(checksum(array)) == hex_digits(checksum(array + 0))
 
 
 CONTENT = bytes(range(256)) * 40

@@ -72,11 +72,11 @@ def test_waiting_is_the_time_until_an_item_is_there_and_part_of_training(pass_ti
 
     run = Clock()
     with run.phase("training"):
-        for _ in run.waiting(items()):
+        for _ in run.time_waits(items()):
             pass_time(7.0)
             with run.phase("saving"):
                 pass_time(100.0)
-    assert (run.seconds()["waiting"], run.seconds()["training"], run.trained()) == (5.5, 14.0, 19.5)
+    assert (run.seconds()["waiting"], run.seconds()["training"], run.training_seconds()) == (5.5, 14.0, 19.5)
 
 
 # Profiles.

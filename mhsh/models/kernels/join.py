@@ -62,7 +62,7 @@ class Join(NamedTuple):
         return 3 + (self.weight is None)
 
     @property
-    def copies(self) -> bool:
+    def has_copy(self) -> bool:
         """Whether what the next sublayer reads is another array than the stream."""
         return not self.normed_stream or self.stream_dtype != self.copy_dtype
 
@@ -200,18 +200,18 @@ def _dropout_mask(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[
     return keep_mask(row_states((seed_ref[0], seed_ref[1]), numbers), rows.columns(), join.rate)
 
 
-def _apply_dropout(join: Join, block: Array, kept: Array | None) -> Array:
-    return block if kept is None else drop(block, kept, join.rate)
+def _apply_dropout(join: Join, block: Array, mask: Array | None) -> Array:
+    return block if mask is None else drop(block, mask, join.rate)
 
 
 def _sum_and_norm(
-    join: Join, rows: _Rows, x: Array, product: Array, kept: Array | None, vectors: list[Array]
+    join: Join, rows: _Rows, x: Array, product: Array, mask: Array | None, vectors: list[Array]
 ) -> tuple[Array, Array, Array, Array]:
     """s, y, and for the backward pass s normalised and the factor of each row. The product is in
     its own dtype, and dropout rounds to that.
     """
     bias, shift, scale = vectors[:3]
-    out = _apply_dropout(join, product + bias.astype(product.dtype), kept)
+    out = _apply_dropout(join, product + bias.astype(product.dtype), mask)
     s = _weight(join, vectors) * x + out.astype(jnp.float32)
     centred, real = s, rows.real(rows.count)
     if join.centred:
@@ -224,14 +224,14 @@ def _sum_and_norm(
 
 def _forward_kernel(join: Join, rows: _Rows, stacked: bool, x_ref: Any, product_ref: Any, *refs: Any) -> None:
     vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref = refs[: len(Operands._fields)]
-    stream_ref, normed_ref, inverse_ref, *copy_ref = refs[-3 - join.copies :]
+    stream_ref, normed_ref, inverse_ref, *copy_ref = refs[-3 - join.has_copy :]
     program, layer = pl.program_id(0), _layer(join, iteration_ref, layer_ref)
     slot = join.scan.slot(layer) if join.scan and stacked else 0
     x, product = rows.load(x_ref, 0), rows.load(product_ref, 0).astype(product_ref.dtype)
     vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
-    kept = _dropout_mask(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
+    mask = _dropout_mask(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
 
-    s, y, normed, inverse = _sum_and_norm(join, rows, x, product, kept, vectors)
+    s, y, normed, inverse = _sum_and_norm(join, rows, x, product, mask, vectors)
 
     rows.store(stream_ref, 0, y if join.normed_stream else s)
     for ref in copy_ref:
@@ -249,7 +249,7 @@ def forward(
     """
     rows = _rows(x, _FORWARD_ELEMENTS, limit=x.shape[0])
     block = rows.spec(rows.count)
-    copies = [jax.ShapeDtypeStruct(x.shape, join.copy_dtype)] if join.copies else []
+    copies = [jax.ShapeDtypeStruct(x.shape, join.copy_dtype)] if join.has_copy else []
     stacks = norms or (jax.ShapeDtypeStruct(x.shape, join.copy_dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32))
     stream, normed, inverse, *copy = pl.pallas_call(
         functools.partial(_forward_kernel, join, rows, norms is not None),
@@ -258,7 +258,7 @@ def forward(
         out_specs=[block, _WHOLE, _WHOLE, *(block for _ in copies)],
         out_shape=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, *stacks)), *copies],
         input_output_aliases={7: 1, 8: 2} if norms else {},
-        metadata=_traffic(join, x, 2, 2 + join.copies, join.num_vectors),
+        metadata=_traffic(join, x, 2, 2 + join.has_copy, join.num_vectors),
         name="residual_forward",
         compiler_params=_PARAMS,
         interpret=is_interpreted(),
@@ -282,7 +282,7 @@ def _gradients(
 def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, d_stream_ref: Any, *refs: Any) -> None:
     normed_ref, inverse_ref, vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref, *also = refs
     scan, program, layer = join.scan, pl.program_id(0), _layer(join, iteration_ref, layer_ref)
-    d_copy_ref = also.pop(0) if join.copies or scan else None
+    d_copy_ref = also.pop(0) if join.has_copy or scan else None
     read_ref = also.pop(0) if join.weight is None and not scan else None
     d_x_ref, d_product_ref, sums_ref, *made_refs = also[-3 - ends.reads(join) :]
     vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
@@ -295,7 +295,7 @@ def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, d_stream_
         d_stream, normed = rows.load(d_stream_ref, at), rows.load(normed_ref, slot * a_slot + row + at)
         d_copy = None if d_copy_ref is None else rows.load(d_copy_ref, at)
         inverse = triton.load(inverse_ref.at[pl.ds(slot * a_slot + row + at, rows.count)])[:, None]
-        kept = _dropout_mask(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
+        mask = _dropout_mask(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
         d_weights = []
         if not ends.last:  # what came is the gradient of the next s, in which y has a weight
             y = normed * vectors[2] + vectors[1]
@@ -304,7 +304,7 @@ def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, d_stream_
             d_stream = _next_weight(join, rows, vectors_ref, layer) * d_stream
 
         d_y, d_s = _gradients(join, rows, d_stream, d_copy, normed, inverse, vectors[2])
-        d_product = _apply_dropout(join, d_s.astype(d_product_ref.dtype), kept)
+        d_product = _apply_dropout(join, d_s.astype(d_product_ref.dtype), mask)
 
         rows.store(d_x_ref, at, _weight(join, vectors) * d_s if ends.first else d_s)
         rows.store(d_product_ref, at, d_product)

@@ -33,7 +33,7 @@ def join_obstacle(config: ModelConfig) -> str:
     return ""
 
 
-def copies(config: ModelConfig) -> bool:
+def has_copy(config: ModelConfig) -> bool:
     """Whether a stream that is normalised is another array than what the next sublayer reads."""
     return config.residual_dtype != config.compute_dtype
 
@@ -62,7 +62,7 @@ def add_and_norm(
     vectors = jnp.concatenate([branch.bias, bias, scale, *([] if isinstance(weight, float) else [weight])])[None]
     seed = jnp.zeros(2, jnp.uint32) if branch.seed is None else branch.seed
     stream, copy = _join(join, *rows, vectors, seed, first_row(x))
-    return stream.reshape(x.shape), (copy if join.copies else stream).reshape(x.shape)
+    return stream.reshape(x.shape), (copy if join.has_copy else stream).reshape(x.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -77,7 +77,7 @@ def _forward(
 ) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     operands = Operands(vectors, seed, FIRST, FIRST, first_row)
     stream, copy, norm = forward(join, x, product, operands)
-    if join.copies:
+    if join.has_copy:
         copy = checkpoint_name(copy, "normed")
     norm = SavedNorm(*(checkpoint_name(each, "normed") for each in norm))
     return (stream, copy), (read if join.weight is None else None, norm, operands)
@@ -85,7 +85,7 @@ def _forward(
 
 def _backward(join: Join, saved: tuple[Any, ...], gradients: tuple[Array, Array]) -> tuple[Array | None, ...]:
     d_stream, d_copy = gradients
-    d_x, d_product, sums, _ = backward(join, d_stream, d_copy if join.copies else None, *saved)
+    d_x, d_product, sums, _ = backward(join, d_stream, d_copy if join.has_copy else None, *saved)
     return d_x, None, d_product, sums.reshape(join.num_vectors, -1, sums.shape[1]).sum(1).reshape(1, -1), None, None
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: written, checked, read by one host for all, and started from."""
+"""Checkpoints: saving and verifying them, restoring one, and starting another run from one."""

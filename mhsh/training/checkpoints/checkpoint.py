@@ -28,11 +28,11 @@ from mhsh.storage.questions import exists, is_dir, is_file, names_in, paths_in
 from mhsh.storage.run_folder import Counters, committed_steps
 from mhsh.training.checkpoints.verify import (
     Manifest,
-    as_hex,
     checksums,
     compare_manifests,
     find_damage,
     flatten,
+    hex_digits,
     manifest,
     write_file_manifest,
 )
@@ -52,15 +52,15 @@ _FULL = re.compile("No space left on device|Disk quota exceeded")
 logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
 
 
-def _without_late_callbacks(report: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
-    """Reports what nobody can catch, unless TensorStore calls back a save that has failed: Orbax
-    has closed its event loop.
+def _skip_late_callbacks(report: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
+    """Reports an exception that nobody can catch, unless TensorStore calls back a save that has
+    failed: Orbax has closed its event loop.
     """
     if str(unraisable.exc_value) != "Event loop is closed":
         report(unraisable)
 
 
-sys.unraisablehook = functools.partial(_without_late_callbacks, sys.unraisablehook)
+sys.unraisablehook = functools.partial(_skip_late_callbacks, sys.unraisablehook)
 
 
 class DamagedCheckpoint(UserError):
@@ -79,7 +79,7 @@ class StoredCheckpoints:
         if not is_remote(self._folder) and os.path.lexists(self._folder) and not is_dir(self._folder):
             raise UserError(f"{self._folder} is a file or a broken link, and no folder of checkpoints; put the folder back")
         if options.read_only and not is_dir(self._folder):
-            raise self.none_left()
+            raise self.no_checkpoint_error()
         self._manager = ocp.CheckpointManager(self._folder, item_names=ITEMS, options=options)
 
     def steps(self) -> list[int]:
@@ -93,7 +93,7 @@ class StoredCheckpoints:
             raise Unavailable(f"{self._folder / str(unseen[-1])} cannot be read; run the same command again")
         return steps
 
-    def damaged(self) -> list[str]:
+    def damaged_checkpoints(self) -> list[str]:
         """The checkpoints that were set aside: STEP, or STEP.NUMBER from the second time on."""
         return names_in(self._aside)
 
@@ -101,14 +101,14 @@ class StoredCheckpoints:
         """`step`, or the newest if it is None. Raises UserError if it is not saved."""
         steps = self.steps()
         if not steps:
-            raise self.none_left()
+            raise self.no_checkpoint_error()
         if step is not None and step not in steps:
             raise UserError(f"{self._folder} holds no checkpoint of step {step}; there are {', '.join(map(str, sorted(steps)))}")
         return steps[0] if step is None else step
 
-    def none_left(self) -> UserError:
-        """The error where there is none to restore: it names what was set aside."""
-        damaged = self.damaged()
+    def no_checkpoint_error(self) -> UserError:
+        """The error where there is no checkpoint to restore: it names those that were set aside."""
+        damaged = self.damaged_checkpoints()
         if damaged:
             return UserError(
                 f"{self._folder} holds no checkpoint: those of step {', '.join(damaged)} were damaged and are in {self._aside}; "
@@ -170,7 +170,7 @@ class StoredCheckpoints:
             _raise_passing(error, f"the checkpoint {where} could not be read")
             raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
-            if as_hex(sums) != saved[path]["checksum"]:
+            if hex_digits(sums) != saved[path]["checksum"]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
         return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
 
@@ -207,13 +207,13 @@ class Checkpoints(StoredCheckpoints):
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items()}
         self._wait()
         self._saving, self._counters = step, counters
-        with self._failures_named():
+        with self._name_failures():
             self._manager.save(step, args=ocp.args.Composite(manifest=ocp.args.JsonSave({**WRITER, **manifests}), **saved))
 
     def raise_failed_save(self) -> None:
         """Raises UserError if a background save has failed."""
         if self._failed is not None:
-            with self._failures_named():
+            with self._name_failures():
                 raise self._failed
 
     def set_aside(self, step: int) -> epath.Path:
@@ -244,7 +244,7 @@ class Checkpoints(StoredCheckpoints):
         record that Orbax wrote just before, must be on the disk first. All else was flushed before
         the checkpoint was committed.
         """
-        with self._failures_named():
+        with self._name_failures():
             self._manager.wait_until_finished()
         if self._saving is None:
             return
@@ -258,7 +258,7 @@ class Checkpoints(StoredCheckpoints):
                 self._manager.delete(step)
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _name_failures(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # any error of the threads of a save: Orbax has no class for it

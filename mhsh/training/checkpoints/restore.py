@@ -1,5 +1,5 @@
-"""What is made of the checkpoints of another run: a model for inference, whose parameters may be an
-average, and the start of a new run (train.start_from).
+"""The uses of another run's checkpoints: a model for inference, whose parameters may be an average,
+and the start of a new run (train.start_from).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     missing = [name for name in fresh.params if name in _NEEDED and name not in names]
     if missing:
         raise UserError(f"train.start_from = {config.train.start_from!r} has no {missing[0]}; start from a run of the same kind")
-    params = _taken(names, saved.params, fresh.params)
+    params = _take_parameters(names, saved.params, fresh.params)
     compare_manifests(
         manifest(flatten({name: params[name] for name in names})),
         manifest(flatten({name: fresh.params[name] for name in names})),
@@ -188,7 +188,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
         "moments": config.train.keep_moments,
         "lineage": folder.lineage(step),
     }
-    opt_state = _with_moments(names, saved, fresh) if config.train.keep_moments else fresh.opt_state
+    opt_state = _take_moments(names, saved, fresh) if config.train.keep_moments else fresh.opt_state
     return fresh._replace(params=params, opt_state=opt_state), report
 
 
@@ -205,7 +205,7 @@ def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
         )
 
 
-def _with_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) -> Any:
+def _take_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) -> Any:
     """The fresh optimiser state with all that was saved of those parts, and the saved count."""
     kept = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved.opt_state)}
 
@@ -214,20 +214,20 @@ def _with_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) ->
         if part is not None and part not in names:
             return leaf
         old = kept[jax.tree_util.keystr(path)]
-        return old if old.shape == leaf.shape else _extended(old, leaf)  # of a position table
+        return old if old.shape == leaf.shape else _extend_table(old, leaf)  # of a position table
 
     return jax.tree_util.tree_map_with_path(take, fresh.opt_state)
 
 
-def _taken(names: Sequence[str], saved: Any, fresh: Any) -> Any:
+def _take_parameters(names: Sequence[str], saved: Any, fresh: Any) -> Any:
     """The fresh parameters, replaced by the saved ones for those parts."""
     old, new = saved["embeddings"], fresh["embeddings"]
     positions = [name for name in old if name.endswith("position") and name in new and len(old[name]) < len(new[name])]
-    embeddings = {"embeddings": old | {name: _extended(old[name], new[name]) for name in positions}}
+    embeddings = {"embeddings": old | {name: _extend_table(old[name], new[name]) for name in positions}}
     return fresh | {name: (saved | embeddings)[name] for name in names}
 
 
-def _extended(saved: Array, fresh: Array) -> Array:
+def _extend_table(saved: Array, fresh: Array) -> Array:
     """The saved table [S,D] with the further rows of the fresh one [T,D]."""
     extend = jax.jit(lambda old, new: jnp.concatenate([old, new[len(old) :]]), out_shardings=fresh.sharding)
     return extend(saved, fresh)

@@ -1,4 +1,4 @@
-"""How a checkpoint shows that it is whole: the list of its files, and the checksums of its arrays.
+"""The proofs that a checkpoint is whole: the list of its files, and the checksums of its arrays.
 
 Both are kept, as neither proves what the other does:
 
@@ -68,12 +68,12 @@ def checksum(array: Array, first_row: UInt32[Array, ""] | int = 0) -> UInt32[Arr
 @jax.jit
 def checksums(arrays: Mapping[str, Array]) -> dict[str, UInt32[Array, 2]]:
     """The checksum of every array of a flat dictionary."""
-    of_one = jax.jit(checksum)  # traced and compiled once for all arrays of a shape
-    return {name: of_one(array) for name, array in arrays.items()}
+    jitted = jax.jit(checksum)  # traced and compiled once for all arrays of a shape
+    return {name: jitted(array) for name, array in arrays.items()}
 
 
-def as_hex(sums: UInt32[Array, 2]) -> str:
-    """Sixteen hexadecimal digits."""
+def hex_digits(sums: UInt32[Array, 2]) -> str:
+    """A checksum as sixteen hexadecimal digits."""
     return "".join(f"{int(part):08x}" for part in sums)
 
 
@@ -86,7 +86,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 def manifest(leaves: dict[str, Any], sums: dict[str, Any] | None = None) -> Manifest:
     """{path: {shape, dtype}} of arrays, real or abstract; with `sums`, their checksums too."""
     entries: Manifest = {path: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for path, leaf in leaves.items()}
-    return entries if sums is None else {path: entry | {"checksum": as_hex(sums[path])} for path, entry in entries.items()}
+    return entries if sums is None else {path: entry | {"checksum": hex_digits(sums[path])} for path, entry in entries.items()}
 
 
 def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> None:
@@ -94,12 +94,12 @@ def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> N
     dtype.
     """
 
-    def described(path: str, arrays: Manifest) -> str:
+    def describe(path: str, arrays: Manifest) -> str:
         return f"{arrays[path]['dtype']}{arrays[path]['shape']}" if path in arrays else "absent"
 
-    differing = [path for path in sorted(saved.keys() | wanted.keys()) if described(path, saved) != described(path, wanted)]
+    differing = [path for path in sorted(saved.keys() | wanted.keys()) if describe(path, saved) != describe(path, wanted)]
     if differing:
-        first = f"{differing[0]} is {described(differing[0], saved)} there, {described(differing[0], wanted)} in the config"
+        first = f"{differing[0]} is {describe(differing[0], saved)} there, {describe(differing[0], wanted)} in the config"
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise UserError(f"the checkpoint {where} is of another model: {first}{more}; give the config it was saved with")
 
