@@ -58,7 +58,7 @@ def fit(config: Config, chip: Chip, num_chips: int, num_slices: int = 1) -> str:
       UserError: it fits under none, or the mesh or the batch does not divide over the chips.
     """
     # Nobody pays for a slice to learn that the compiler needs no less than is counted.
-    plan = plan_run(config, Devices(num_chips, num_slices, "tpu", chip.hbm_bytes)).counted()
+    plan = plan_run(config, Devices(num_chips, num_slices, "tpu", chip.hbm_bytes)).count_activations()
     if plan.refusal:
         raise UserError(f"{num_chips} chips: {plan.refusal}")
     return f"{num_chips} x {chip.device_kind}, {plan.remat}"

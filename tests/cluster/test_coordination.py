@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from mhsh.cluster import coordination
-from mhsh.cluster.coordination import PRIVATE, _private
+from mhsh.cluster.coordination import PRIVATE, _private_object
 from tests.clusters import finish, free_port
 from tests.forks import Fork
 
@@ -65,7 +65,7 @@ def test_a_jax_without_a_private_name_is_named(monkeypatch, index: int) -> None:
     module, name = PRIVATE[index]
     monkeypatch.delattr(importlib.import_module(module), name)
     with pytest.raises(RuntimeError, match=rf"this jax has no {module}\.{name}; install one .*, jax>=0.10,<0.13"):
-        _private(index)
+        _private_object(index)
 
 
 def test_a_service_whose_process_has_gone_meanwhile_ends_without_a_word() -> None:
