@@ -1,4 +1,4 @@
-"""What saving costs: the same run with and without a checkpoint every so many steps, in turns.
+"""The cost of saving: the same run with and without a checkpoint every so many steps, in turns.
 
   python benchmarks/checkpoint_cost.py [--pairs=5] [--steps=500] [--interval=100]
   [--config=quickstart:6l4h_post_ln]
@@ -33,7 +33,7 @@ def main() -> None:
     for pair in range(options.pairs):
         turns = list(seconds)
         for kind in turns if pair % 2 == 0 else turns[::-1]:
-            seconds[kind].append(timed(options, options.interval if kind == "saving" else 0))
+            seconds[kind].append(time_run(options, options.interval if kind == "saving" else 0))
     num_saves = (options.steps - 1) // options.interval
     costs = [
         (with_saves - without) / num_saves / (without * options.interval / options.steps)
@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
 
 
-def timed(options: argparse.Namespace, interval: int) -> float:
+def time_run(options: argparse.Namespace, interval: int) -> float:
     """Seconds from the first logged row of a run to its end."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"

@@ -80,7 +80,7 @@ def main() -> None:
 
 def mutants_of(source: str) -> Iterator[Mutant]:
     """Every mutant that differs in more than annotations and docstrings."""
-    tree, original = get_ast(source), executed(source)
+    tree, original = get_ast(source), executed_code(source)
     for name in operator_names():
         operator_class = get_operator(name)
         if operator_class.arguments():
@@ -89,12 +89,12 @@ def mutants_of(source: str) -> Iterator[Mutant]:
         for occurrence in range(sum(len(list(operator.mutation_positions(node))) for node in ast_nodes(tree))):
             code = mutate_code(source, operator, occurrence)
             with contextlib.suppress(SyntaxError):
-                if code is not None and executed(code) != original:
+                if code is not None and executed_code(code) != original:
                     lines = difflib.unified_diff(source.split("\n"), code.split("\n"), lineterm="", n=0)
                     yield Mutant(code, "\n".join(line for line in lines if line[:2] not in ("--", "++", "@@")))
 
 
-def executed(source: str) -> str:
+def executed_code(source: str) -> str:
     """The syntax tree without docstrings and annotations."""
     tree = ast.parse(source)
     for node in ast.walk(tree):

@@ -51,7 +51,7 @@ def main() -> None:
     if config is None or rest:
         sys.exit(__doc__)
     products = list(products_of(config))
-    candidates = [by(product) for product in products for by in (by_xla, by_torch)]
+    candidates = [by(product) for product in products for by in (xla_candidate, torch_candidate)]
     times = take_turns(candidates, SCHEDULE)
     print(f"| product | a step | shape | XLA | PyTorch | XLA / PyTorch |\n|---|{'---:|' * 5}")
     sums = {"xla": 0.0, "torch": 0.0}
@@ -67,7 +67,9 @@ def main() -> None:
 
 
 def products_of(config: Config) -> Iterator[Product]:
-    """Those of the encoder's layers and of the masked-token output, forward and both gradients."""
+    """The products of the encoder's layers and of the masked-token output, forward and in both
+    gradients.
+    """
     model, data = config.model, config.data
     length, batch = data.sequence_length, config.train.batch_size
     tokens, predicted = batch * length, batch * data.max_predictions
@@ -94,7 +96,7 @@ def shapes(product: Product) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ((product.batch, *first), (product.batch, *second)) if product.batch > 1 else (first, second)
 
 
-def by_xla(product: Product) -> Candidate:
+def xla_candidate(product: Product) -> Candidate:
     a, b = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes(product)))
 
     @jax.jit
@@ -108,7 +110,7 @@ def by_xla(product: Product) -> Candidate:
     return Candidate(name=f"xla {product.what}", label="XLA", run=run, work=product.flops, baseline=None)
 
 
-def by_torch(product: Product) -> Candidate:
+def torch_candidate(product: Product) -> Candidate:
     a, b = (torch.randn(shape) for shape in shapes(product))
     a, b = (a.mT if product.transposed == "tn" else a), (b.mT if product.transposed == "nt" else b)
 

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep differ in validation loss: in text that repeats itself, or everywhere?
+"""Whether runs of a sweep differ in validation loss in text that repeats itself, or everywhere.
 
   python -m benchmarks.repeats runs/study/trained wiki --reference=1x24
 
@@ -35,12 +35,13 @@ def main() -> None:
     parser.add_argument("rows", help="the prepared rows that it validated on")
     parser.add_argument("--reference", required=True, metavar="LAYERSxHEADS")
     options = parser.parse_args()
-    runs = reporting(load_runs([options.sweep]).runs)
+    runs = reporting_runs(load_runs([options.sweep]).runs)
     reference = runs[options.reference]
     first = next(iter(reference.values()))
     rows = validated_rows(first, options.rows)
     repeats, known = (
-        by_part(share, first.config.train.eval_batches, len(first.loss_parts)) for share in (repeated(pairs(rows)), repeated(rows))
+        part_means(share, first.config.train.eval_batches, len(first.loss_parts))
+        for share in (repeat_shares(pairs(rows)), repeat_shares(rows))
     )
     usual = np.mean([run.loss_parts for run in reference.values()], axis=0)
     print(f"repeats, by part: {repeats.min():.3f} to {repeats.max():.3f}, {repeats.mean():.3f} in all")
@@ -69,11 +70,11 @@ def main() -> None:
         if name != options.reference:
             print(f"\n{name} minus {options.reference}, training loss by {WINDOW:,} steps:")
             for seed, run in sorted(group.items()):
-                print(f"  seed {seed}:", " ".join(f"{each:+.3f}" for each in apart(run, reference[seed])))
+                print(f"  seed {seed}:", " ".join(f"{each:+.3f}" for each in loss_differences(run, reference[seed])))
 
 
-def reporting(runs: Sequence[RecordedRun]) -> dict[str, dict[int, RecordedRun]]:
-    """Of the longest length, by shape and seed, the runs at the rate that has the most."""
+def reporting_runs(runs: Sequence[RecordedRun]) -> dict[str, dict[int, RecordedRun]]:
+    """The runs of the longest length by shape and seed, at the rate that has the most of them."""
     longest = max(run.config.train.num_steps for run in runs)
     found: dict[str, dict[float, dict[int, RecordedRun]]] = {}
     for run in runs:
@@ -98,22 +99,22 @@ def pairs(rows: Int[np.ndarray, "rows T+1"]) -> Int[np.ndarray, "rows T"]:
     return rows[:, :-1].astype(np.int64) << 32 | rows[:, 1:]
 
 
-def repeated(rows: Int[np.ndarray, "rows T"]) -> Float[np.ndarray, " rows"]:
-    """Of each row, the share that was in it before."""
+def repeat_shares(rows: Int[np.ndarray, "rows T"]) -> Float[np.ndarray, " rows"]:
+    """The share of each row that was in it before."""
     return np.array([1 - len(set(row)) / len(row) for row in rows.tolist()])
 
 
 def correlation(one: Float[np.ndarray, " parts"], other: Float[np.ndarray, " parts"]) -> float:
-    """Pearson's."""
+    """Pearson's correlation."""
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def by_part(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Float[np.ndarray, " parts"]:
+def part_means(values: Float[np.ndarray, " rows"], batches: int, parts: int) -> Float[np.ndarray, " parts"]:
     """Means over the parts of mhsh.evaluation.evaluate."""
     return np.array([part.mean() for part in np.array_split(values.reshape(batches, -1).mean(axis=1), parts)])
 
 
-def apart(run: RecordedRun, reference: RecordedRun) -> Float[np.ndarray, " windows"]:
+def loss_differences(run: RecordedRun, reference: RecordedRun) -> Float[np.ndarray, " windows"]:
     """The difference in training loss at equal steps, means over WINDOW steps. Raises ValueError
     where they read other batches.
     """

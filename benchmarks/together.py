@@ -1,4 +1,4 @@
-"""What cells of a sweep cost that train in one program (`mhsh work --together=N`).
+"""The cost of cells of a sweep that train in one program (`mhsh work --together=N`).
 
   python -m benchmarks.together --config=study:base --cells=1 --cells=8 --steps=200
   python -m benchmarks.together --config=study:trained --cells=1 --cells=24 --topology=h100:1

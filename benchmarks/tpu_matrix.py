@@ -66,8 +66,10 @@ def steps() -> Iterator[tuple[str, Config, str]]:
             yield f"{shape} {length} {mesh} {kind}", config, f"{kind}:{TOPOLOGIES[chips][kind]}"
 
 
-def compiled(config: Config, topology: str) -> dict[str, Any]:
-    """What `mhsh plan` says of the step, as far as the table shows it, and what it moves."""
+def compile_report(config: Config, topology: str) -> dict[str, Any]:
+    """The report of `mhsh plan` on the step, as far as the table shows it, and the bytes that the
+    step moves.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"
         try:
@@ -125,7 +127,7 @@ def main() -> None:
     for step, config, topology in steps():
         if step in done or not re.search(options.only, step):
             continue
-        lines.append({"step": step, **compiled(config, topology)})
+        lines.append({"step": step, **compile_report(config, topology)})
         with options.out.open("a") as file:
             file.write(json.dumps(lines[-1]) + "\n")
         print(step, lines[-1].get("error") or f"{lines[-1]['compile_seconds']:.0f} s", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the launchers in Python share: their options, and errors in one line."""
+"""The options of the launchers in Python, and their errors in one line."""
 
 import argparse
 import re
@@ -27,7 +27,7 @@ def refuse_credentials(arguments: list[str]) -> None:
             fail("an address with a password in it is among the arguments; use a service account or a secret store instead")
 
 
-def matching(pattern: str, meaning: str, make: Any = str) -> Any:
+def pattern_type(pattern: str, meaning: str, make: Any = str) -> Any:
     """The type of an argument that is such a text."""
 
     def check(text: str) -> Any:

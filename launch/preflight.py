@@ -1,4 +1,4 @@
-"""What can be found out about a run on TPU slices before a slice is asked for.
+"""Checks a run on TPU slices before a slice is asked for.
 
     python -m launch.preflight --accelerator-type=v5litepod-16 -- train --config=... ...
 
@@ -86,7 +86,7 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     problems: list[str] = []
 
     @contextlib.contextmanager
-    def noted() -> Iterator[None]:
+    def collect_problem() -> Iterator[None]:
         try:
             yield
         except UserError as error:
@@ -97,15 +97,15 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     parser.add_argument("--workdir", required=True)
     parser.add_argument("-v", "--verbose", action="store_true")
     chips, config, fits = None, None, ""
-    with noted():
+    with collect_problem():
         chips = chips_of(accelerator_type)
     if arguments[0] == "work":
-        with noted():
+        with collect_problem():
             fits = _fit_sweep(arguments[1:], chips, slices)
         return problems, fits
     if arguments[0] != "train":
         return problems, f"mhsh {arguments[0]} is not checked before"
-    with noted():
+    with collect_problem():
         options, rest = parser.parse_known_args(arguments[1:])
         if not options.workdir.startswith("gs://"):
             problems.append(
@@ -125,7 +125,7 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     if config is not None:
         problems += data_problems(config)
     if config is not None and chips is not None:
-        with noted():
+        with collect_problem():
             fits = fit(config, chips[0], chips[1] * slices, slices)
     return problems, fits
 

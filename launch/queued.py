@@ -1,4 +1,4 @@
-"""A TPU slice as a queued resource: what gcloud is asked, and what it answers.
+"""A TPU slice as a queued resource: the commands of gcloud, and its answers.
 
 Google recommends it, there is no other way to several slices, and it waits for spot capacity:
 https://docs.cloud.google.com/tpu/docs/managing-tpus-tpu-vm, /spot, /request-using-flex-start.
@@ -50,12 +50,12 @@ def tell(message: str) -> None:
     print(f"tpu_vm: {message}", file=sys.stderr, flush=True)
 
 
-def where(options: argparse.Namespace) -> list[str]:
+def zone_flags(options: argparse.Namespace) -> list[str]:
     return [f"--zone={options.zone}"] + ([f"--project={options.project}"] if options.project else [])
 
 
-def own(options: argparse.Namespace) -> str:
-    return f"{options.name} {shlex.join(where(options))}"
+def slice_words(options: argparse.Namespace) -> str:
+    return f"{options.name} {shlex.join(zone_flags(options))}"
 
 
 def gcloud(options: argparse.Namespace, call: str, *arguments: str, of: str = "queued-resources") -> list[str]:
@@ -64,7 +64,7 @@ def gcloud(options: argparse.Namespace, call: str, *arguments: str, of: str = "q
     flags = [flag for name, flag in names if name in EVERYWHERE or call in CALLS.get(name, ("create",))]
     alive = [f"--{call}-flag={option}" for option in ALIVE] if call in ("ssh", "scp") else []
     alpha = ["alpha"] if call == "create" and options.flex_start else []
-    return ["gcloud", *alpha, "compute", "tpus", of, call, *arguments, *where(options), *alive, *flags]
+    return ["gcloud", *alpha, "compute", "tpus", of, call, *arguments, *zone_flags(options), *alive, *flags]
 
 
 def perform(options: argparse.Namespace, command: list[str]) -> int:
@@ -75,7 +75,7 @@ def perform(options: argparse.Namespace, command: list[str]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def asked(command: list[str]) -> tuple[int, str]:
+def query(command: list[str]) -> tuple[int, str]:
     """The exit status of a short command, and its output, or where it fails its errors."""
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, check=False, timeout=MOST_SECONDS)
@@ -93,7 +93,7 @@ def ssh(options: argparse.Namespace, *words: str, node: str = "all", worker: str
     return gcloud(options, "ssh", options.name, f"--node={node}", f"--worker={worker}", f"--command={shlex.join(words)}")
 
 
-def on_worker(options: argparse.Namespace, what: str, *arguments: str, node: str = "all", worker: str = "all") -> list[str]:
+def worker_command(options: argparse.Namespace, what: str, *arguments: str, node: str = "all", worker: str = "all") -> list[str]:
     """The command that does `what` of launch/tpu_worker."""
     return ssh(options, "bash", "mhsh/launch/tpu_worker", what, *arguments, node=node, worker=worker)
 
@@ -117,22 +117,22 @@ def delete(options: argparse.Namespace, quiet: bool) -> int:
     return perform(options, gcloud(options, "delete", options.name, "--force", *(["--quiet"] if quiet else [])))
 
 
-def listed(options: argparse.Namespace, of: str) -> dict[str, dict[str, Any]] | None:
-    """What there is, by name; None where gcloud fails or does not end."""
-    done, said = asked(gcloud(options, "list", "--format=json", of=of))
+def list_resources(options: argparse.Namespace, of: str) -> dict[str, dict[str, Any]] | None:
+    """The resources that there are, by name; None where gcloud fails or does not end."""
+    done, said = query(gcloud(options, "list", "--format=json", of=of))
     if done:
         tell(f"gcloud does not answer: {(said.strip().splitlines() or ['it says nothing'])[-1]}")
         return None
     return {each["name"].rpartition("/")[2]: each for each in json.loads(said)}
 
 
-def look(options: argparse.Namespace) -> tuple[str, str]:
-    """What the slice is (absent, deleted, queued, restarting, ready, lost or unknown) and the state
-    that says so.
+def slice_state(options: argparse.Namespace) -> tuple[str, str]:
+    """The slice's condition (absent, deleted, queued, restarting, ready, lost or unknown) and the
+    state that says so.
 
     A spot node is PREEMPTED before its request is SUSPENDING.
     """
-    requests = listed(options, "queued-resources")
+    requests = list_resources(options, "queued-resources")
     if requests is None:
         return "unknown", ""
     state = requests.get(options.name, {}).get("state", {}).get("state")
@@ -142,7 +142,7 @@ def look(options: argparse.Namespace) -> tuple[str, str]:
         refuse_another(options, requests[options.name])
     if state != "ACTIVE":
         return ("queued" if state in COMING else "lost"), state
-    nodes = listed(options, "tpu-vm")
+    nodes = list_resources(options, "tpu-vm")
     if nodes is None:
         return "unknown", ""
     # How several nodes are called: docs.cloud.google.com/python/docs/reference/tpu/latest/
@@ -169,9 +169,10 @@ def refuse_another(options: argparse.Namespace, request: dict[str, Any]) -> None
     }
     other = [f"{flag}: {there} there, {wanted} asked for" for flag, (there, wanted) in pairs.items() if there != wanted]
     if other:
-        fail(f"{options.name} is another slice ({'; '.join(other)}); take another NAME, or launch/tpu_vm delete {own(options)}")
+        advice = f"take another NAME, or launch/tpu_vm delete {slice_words(options)}"
+        fail(f"{options.name} is another slice ({'; '.join(other)}); {advice}")
 
 
 def is_running(options: argparse.Namespace, arguments: list[str]) -> bool:
     """Whether this very command is running there."""
-    return asked(on_worker(options, "running", *arguments, node="0", worker="0"))[0] == 0
+    return query(worker_command(options, "running", *arguments, node="0", worker="0"))[0] == 0

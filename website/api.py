@@ -77,6 +77,6 @@ PAGES: Mapping[str, ReferencePage] = {
 }
 
 
-def markdown(page: ReferencePage) -> str:
+def page_markdown(page: ReferencePage) -> str:
     """One page: a section a module."""
     return "\n\n".join([f"# {page.title}", page.subject, *(f"::: mhsh.{module}" for module in page.modules)]) + "\n"

@@ -43,7 +43,7 @@ def imports() -> Imports:
     }
 
 
-def reduced(graph: Imports) -> Imports:
+def transitive_reduction(graph: Imports) -> Imports:
     """The arrows that no path of several arrows stands for."""
     return {part: others - {far for other in others for far in _below(graph, other)} for part, others in graph.items()}
 
@@ -128,4 +128,4 @@ def _box(part: str, x: float, y: float) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(draw(reduced(imports())), encoding="utf-8")
+    Path(sys.argv[1]).write_text(draw(transitive_reduction(imports())), encoding="utf-8")

@@ -26,7 +26,7 @@ def write_pages(to: Path) -> None:
     _write(to / "config.md", (DOCS / "config.md").read_text(encoding="utf-8") + reference.fields())
     _write(to / "commands.md", reference.commands())
     for name, page in api.PAGES.items():
-        _write(to / "api" / f"{name}.md", api.markdown(page))
+        _write(to / "api" / f"{name}.md", api.page_markdown(page))
     tutorial = read_tutorial(DOCS / "tutorial.ipynb")
     _write(to / "tutorial.md", tutorial.markdown)
     _write(to / "index.md", (DOCS / "index.md").read_text(encoding="utf-8").replace("tutorial.ipynb", "tutorial.md"))

@@ -24,7 +24,7 @@ def commands() -> str:
 
 
 def fields() -> str:
-    """What follows docs/config.md: a table for each section, as `mhsh configs` lists them."""
+    """The text below docs/config.md: a table for each section, as `mhsh configs` lists them."""
     parts = ["\n## Sources of documents\n\n| data.source | reads | a document is |\n|---|---|---|\n"]
     for source in SOURCES.entries():
         form = source.form.replace("|", r"\|")

@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Configs, list[str], str | None
         configs[variant] = parse_config(CONFIG, spec, [*changes, *more])
     if rest:
         raise UserError(f"{rest[0]} is not an argument of {kind}")
-    return kind, configs, peers.chosen(options.pop("peer"), peers.PEERS[kind]), out, options
+    return kind, configs, peers.parse_peers(options.pop("peer"), peers.PEERS[kind]), out, options
 
 
 def _parser() -> argparse.ArgumentParser:

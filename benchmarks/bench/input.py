@@ -42,21 +42,21 @@ Batches = Callable[[int], Iterator[Any]]  # so many of them
 Example = dict[str, list[int]]
 
 
-def input_batches(config: Config, chosen: Sequence[str], *, batches: int, rounds: int, note: Note) -> BenchResults:
+def input_batches(config: Config, peers: Sequence[str], *, batches: int, rounds: int, note: Note) -> BenchResults:
     """Times the input pipeline; a turn is `batches` batches.
 
     Raises:
       UserError: the config masks nothing, or candidates mask different shares of the tokens.
     """
-    _check(config, chosen)
+    _check(config, peers)
     note("reading the data")
     corpus = load_corpus(config, None)
     corpus.check_batch(config.train.batch_size)
     steps = corpus.train_steps(config.train.batch_size)
     makers: dict[str, Batches] = {CONFIG: lambda count: prefetched(steps, 0, count)}
-    if chosen:
+    if peers:
         made = collators(config, corpus)
-        makers |= {peer: made[peer] for peer in chosen}
+        makers |= {peer: made[peer] for peer in peers}
     check_masking({name: _inputs(name, make) for name, make in makers.items()}, corpus.tokenizer.mask_id, corpus.tokenizer.pad_id)
     candidates = [_candidate(name, make, config, batches) for name, make in makers.items()]
     setting = {"batch": config.train.batch_size, "length": config.data.sequence_length, "rows": len(corpus.train)}
@@ -88,16 +88,16 @@ def collators(config: Config, corpus: Corpus[Tokenizer]) -> dict[str, Batches]:
     tokenizer = transformers.BertTokenizer(vocab=vocab, do_lower_case=config.data.lowercase)
     collate = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=config.data.mask_fraction)
 
-    def collated(of: list[Example]) -> Batches:
-        starts = range(0, len(of) - batch_size + 1, batch_size)
-        return lambda count: (collate(of[(start := starts[k % len(starts)]) : start + batch_size]) for k in range(count))
+    def collate_batches(rows: list[Example]) -> Batches:
+        starts = range(0, len(rows) - batch_size + 1, batch_size)
+        return lambda count: (collate(rows[(start := starts[k % len(starts)]) : start + batch_size]) for k in range(count))
 
-    def loaded(count: int) -> Iterator[Any]:
+    def loader_batches(count: int) -> Iterator[Any]:
         sampler = torch.utils.data.RandomSampler(examples, num_samples=count * batch_size)
         loader: Any = torch.utils.data.DataLoader(examples, batch_size, sampler=sampler, num_workers=cores(), collate_fn=collate)
         return iter(loader)
 
-    return {"collator": collated(examples), "collator-of-ids": collated(ids_alone), "loader": loaded}
+    return {"collator": collate_batches(examples), "collator-of-ids": collate_batches(ids_alone), "loader": loader_batches}
 
 
 def rows_as_lists(config: Config, corpus: Corpus[Tokenizer]) -> list[Example]:
@@ -114,7 +114,7 @@ def rows_as_lists(config: Config, corpus: Corpus[Tokenizer]) -> list[Example]:
     return [{name: values[row] for name, values in lists.items()} for row in range(len(numbers))]
 
 
-def _check(config: Config, chosen: Sequence[str]) -> None:
+def _check(config: Config, peers: Sequence[str]) -> None:
     if config.model.objective != "mlm" or not isinstance(config.data, DataConfig):
         raise UserError(f"model.objective = {config.model.objective!r} masks nothing; give bert:VARIANT")
 

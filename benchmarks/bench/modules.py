@@ -66,7 +66,7 @@ class TransformersBert(nn.Module):
         encoded = self.model.bert(
             input_ids=batch["inputs"], token_type_ids=batch["token_types"], position_ids=batch["inputs_position"]
         )
-        logits = self.model.cls.predictions(gathered(encoded.last_hidden_state, batch["targets_position"]))
+        logits = self.model.cls.predictions(gather_positions(encoded.last_hidden_state, batch["targets_position"]))
         return logits, self.model.cls.seq_relationship(encoded.pooler_output) if self.has_next_sentence else None
 
 
@@ -115,7 +115,7 @@ class PlainTransformer(nn.Module):
             x = layer(x)
         predicted = x
         if config.objective == "mlm":
-            predicted = gathered(x, batch["targets_position"])
+            predicted = gather_positions(x, batch["targets_position"])
         predicted = self.transform_norm(ACTIVATIONS[config.activation](self.transform(predicted)))
         logits = functional.linear(predicted, self.token.weight, self.output_bias)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0]))) if config.next_sentence else None
@@ -151,6 +151,6 @@ class PlainLayer(nn.Module):
         return self.feed_forward_norm(x + self.hidden_dropout(self.down(hidden)))
 
 
-def gathered(x: Tensor, positions: Tensor) -> Tensor:
+def gather_positions(x: Tensor, positions: Tensor) -> Tensor:
     """x [B,T,D] at positions [B,P] as [B,P,D]."""
     return x.gather(1, positions[:, :, None].expand(-1, -1, x.shape[-1]))

@@ -35,7 +35,7 @@ PEERS = {
 }
 
 
-def chosen(peers: str | None, allowed: Sequence[str]) -> list[str]:
+def parse_peers(peers: str | None, allowed: Sequence[str]) -> list[str]:
     """The peers of --peer, in its order.
 
     Raises:
@@ -129,7 +129,7 @@ def device() -> Any:
 
 
 def torch_environment() -> dict[str, Any]:
-    """What the results say of torch."""
+    """The facts on torch in the results: versions, threads, device and precision of products."""
     import torch  # pyrefly: ignore[missing-import]
 
     where = device()

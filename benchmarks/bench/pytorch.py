@@ -31,7 +31,7 @@ def training_candidate(peer: str, name: str, config: Config) -> Candidate:
     """Training of the config called `name` in torch."""
     module, title = peers.build(config)
     device = peers.device()
-    before = _allocated(device)
+    before = _allocated_bytes(device)
     trainer = Training(peer, module, config, device)
     trainer.run(1)  # the memory that compiling needs is not counted
     memory = _peak(device, before, lambda: trainer.run(2))
@@ -58,7 +58,7 @@ class Training:
         self._peer, self._config, self._device = peer, config, device
         self._module = module.to(device).train()
         self._optimizer = adamw(module, config.optimizer, np.asarray(learning_rate(config.optimizer, config.train)(0)).item())
-        self._forward = compiled(peer, self._module, self._micro_loss)
+        self._forward = compile_forward(peer, self._module, self._micro_loss)
         self._batch = torch_batch(config, config.train.batch_size, device)
         self._loss = torch.zeros((), device=device)
 
@@ -118,13 +118,13 @@ class TorchInference:
         module, self._title = peers.build(config)
         self._peer, self._name, self._config, self._device = peer, name, config, peers.device()
         self._module = module.to(self._device, getattr(torch, config.model.compute_dtype)).train(False)
-        self._forward = compiled(peer, self._module, self._module)
+        self._forward = compile_forward(peer, self._module, self._module)
 
     def candidate(self, batch: int, length: int) -> Candidate:
         """The forward pass of `batch` rows of `length` tokens up to the logits."""
         config = setting_config(self._config, batch, length)
         arrays = torch_batch(config, batch, self._device)
-        before = _allocated(self._device)
+        before = _allocated_bytes(self._device)
         outputs: list[Any] = []
 
         def run(repetitions: int) -> None:
@@ -150,8 +150,8 @@ class TorchInference:
         )
 
 
-def compiled(peer: str, module: nn.Module, forward: Callable[[TorchBatch], Any]) -> Callable[[TorchBatch], Any]:
-    """`forward`, which calls the module, compiled as the peer of this name compiles it."""
+def compile_forward(peer: str, module: nn.Module, forward: Callable[[TorchBatch], Any]) -> Callable[[TorchBatch], Any]:
+    """Compiles `forward`, which calls the module, as the peer of this name does."""
     if peer == "torch-eager":
         return forward
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -179,7 +179,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _allocated(device: torch.device) -> int:
+def _allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated() if device.type == "cuda" else 0
 
 

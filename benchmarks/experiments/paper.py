@@ -45,8 +45,8 @@ def flags(section: str, **values: object) -> list[str]:
 
 
 class Scale:
-    """What --scale adds to the flags of a model, of the rows of a corpus, of a fine-tuning and so
-    on; nothing where it is 1.
+    """The flags that --scale adds to those of a model, of the rows of a corpus, of a fine-tuning
+    and so on; none where it is 1.
     """
 
     def __init__(self, factor: float) -> None:
@@ -95,7 +95,7 @@ class Paper:
             fail(f"{self.runs / run} is missing; run {experiments} first")
 
     def pretrain(self, phases: Sequence[int], shapes: Sequence[str], residual: str = "") -> None:
-        """In the phases of Devlin et al., from rows that are prepared once."""
+        """Pre-trains in the phases of Devlin et al., from rows that are prepared once."""
         scale, runs, source = self.scale, self.runs, [*self.data]
         if not (scale or self.commands.dry or source or (runs / "rows1/validation/index.json").exists()):
             fail("which corpus? give --config.data.source=text:...")

@@ -1,4 +1,4 @@
-"""What the experiments of the paper cost, by `mhsh plan`, and what they have given, as a table."""
+"""The costs of the experiments of the paper, by `mhsh plan`, and their results, as a table."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SHAPES = {
 
 
 def config(spec: str) -> Config:
-    """Of a training; TASK@CONFIG: as many steps of CONFIG as all fine-tunings on TASK have, on its
-    rows.
+    """The config of a training; TASK@CONFIG: as many steps of CONFIG as all fine-tunings on TASK
+    have, on its rows.
     """
     task, at, name = spec.rpartition("@")
     if not at:
@@ -55,18 +55,18 @@ def config(spec: str) -> Config:
 
 @functools.cache
 def hours(spec: str, chip: str, count: int) -> tuple[float, float]:
-    """What mhsh plan prints of a training: chip-hours, at least and at most."""
+    """The chip-hours of a training, at least and at most, as `mhsh plan` prints them."""
     return step_time(config(spec), CHIPS[chip], count).chip_hours
 
 
 def price(name: str, chip: str, count: int) -> str:
-    """Of each shape of an experiment the sum of its trainings."""
+    """The chip-hours of each shape of an experiment, summed over its trainings."""
     ranges = ([hours(spec, chip, count) for spec in specs] for specs in SHAPES[name])
     return ", ".join("-".join(f"{sum(ends):.0f}" for ends in zip(*parts, strict=True)) for parts in ranges) or "-"
 
 
 class Figures:
-    """What the runs of a folder have given.
+    """The figures that the runs of a folder have given.
 
     Raises:
       FileNotFoundError: a figure is asked for whose runs are not finished.
@@ -93,7 +93,7 @@ class Figures:
         return float(self.read(f"{shape}.bleu.json")["bleu"])
 
     def task(self, folder: str) -> float:
-        """Of GLUE 100 times the metric that chose the rate, of SQuAD F1."""
+        """The score of a task: of GLUE 100 times the metric that chose the rate, of SQuAD F1."""
         found = self.read(f"{folder}/summary.json")
         figures = found["figures"]
         return 100 * found["scores"][found["best"]] if "best" in found else figures.get("best_f1", figures.get("f1"))["mean"]
@@ -105,7 +105,7 @@ class Figures:
         return statistics.fmean(map(self.task, folders))
 
     def time_ratio(self, file: str) -> float:
-        """Of the deep shape to the shallow one, the largest of all settings."""
+        """The deep shape's time over that of the shallow one: the largest ratio of all settings."""
         return max(cell["candidates"][1]["time_ratio"]["median"] for cell in self.read(f"{file}.json")["cells"])
 
     def device_hours(self, shape: str) -> float:
@@ -118,7 +118,7 @@ class Figures:
         raise FileNotFoundError(shape)
 
     def positions(self) -> str:
-        """Of the encoder: on how many positions a token draws in a layer, by all heads of it, in
+        """The positions on which a token draws in a layer of the encoder, by all heads of it, in
         the mean; and which share of those it sees have the largest weight of some head.
         """
         cells = []
@@ -135,8 +135,8 @@ class Figures:
         low, high = found["interval"]
         return f"BLEU: 6l4h {shallow:.3g}, 24l1h {deep:.3g}, difference {found['difference']:+.2f} ({low:+.2f} to {high:+.2f})"
 
-    def sized(self, task: str, name: str, figure: Callable[[str], float]) -> str:
-        """Of every BERT its parameters, the FLOPs of all its fine-tunings, and the figure that they
+    def describe_sizes(self, task: str, name: str, figure: Callable[[str], float]) -> str:
+        """The parameters of every BERT, the FLOPs of all its fine-tunings, and the figure that they
         have given.
         """
         cells = []
@@ -148,7 +148,7 @@ class Figures:
             cells.append(cell)
         return "parameters, FLOPs of all fine-tunings: " + "; ".join(cells)
 
-    def obtained(self, name: str) -> str:
+    def results_of(self, name: str) -> str:
         """The figures of an experiment; empty until it is finished."""
         figures: dict[str, tuple[str, Callable[[str], float], Sequence[str]]] = {
             "wmt": ("BLEU", self.bleu, PAIR),
@@ -163,15 +163,15 @@ class Figures:
             "example": self.example,
             "iwslt": self.iwslt,
             "positions": self.positions,
-            "glue": lambda: self.sized("glue:cola", "mean", self.glue),
-            "squad_v1": lambda: self.sized("squad:v1", "F1", lambda shape: self.task(f"squad-v1-{shape}")),
-            "squad_v2": lambda: self.sized("squad:v2", "F1", lambda shape: self.task(f"squad-v2-{shape}")),
+            "glue": lambda: self.describe_sizes("glue:cola", "mean", self.glue),
+            "squad_v1": lambda: self.describe_sizes("squad:v1", "F1", lambda shape: self.task(f"squad-v1-{shape}")),
+            "squad_v2": lambda: self.describe_sizes("squad:v2", "F1", lambda shape: self.task(f"squad-v2-{shape}")),
         }
         try:
             if name in others:
                 return others[name]()
-            what, figure, of = figures[name]
-            return f"{what}: " + ", ".join(f"{one} {figure(one):.3g}" for one in of)
+            what, figure, shapes = figures[name]
+            return f"{what}: " + ", ".join(f"{shape} {figure(shape):.3g}" for shape in shapes)
         except FileNotFoundError:
             return ""
 
@@ -180,6 +180,6 @@ def print_table(runs: Path, names: Sequence[str], scale: str) -> None:
     """A row for each of the experiments; `scale`: at which no result is one."""
     print("| experiment | chip-hours on 16 v5e | on 8 h100 | obtained; FLOPs |", "|---|---|---|---|", sep="\n", flush=True)
     for name in names:
-        obtained = Figures(runs).obtained(name)
-        marked = f"**scaled {scale}, no result:** {obtained}" if scale and obtained else obtained
-        print(f"| `{name}` | {price(name, 'v5e', 16)} | {price(name, 'h100', 8)} | {marked} |", flush=True)
+        results = Figures(runs).results_of(name)
+        cell = f"**scaled {scale}, no result:** {results}" if scale and results else results
+        print(f"| `{name}` | {price(name, 'v5e', 16)} | {price(name, 'h100', 8)} | {cell} |", flush=True)

@@ -128,7 +128,7 @@ def reporting_runs(sweep: Path) -> list[Path]:
 
 
 def comparisons(workdir: Path) -> Iterator[tuple[str, CompareOptions]]:
-    """What is compared for each part of the page of which there are runs."""
+    """The comparison for each part of the page of which there are runs."""
     for part in PARTS:
         named = BESIDE.get(part, (part,))
         there = [stage for stage in named if any((workdir / stage).glob("runs/*/run.json"))]

@@ -95,9 +95,9 @@ def write_page(published: Path, page: Path) -> None:
 
 
 def _section(file: Path, page: Path) -> str:
-    """What the page says of a report. The tables of probes, six shapes wide, lie beside it."""
+    """The section of the page on a report. The tables of probes, six shapes wide, lie beside it."""
     report, part = file.read_text(encoding="utf-8"), file.parent.name
-    lines = "\n".join(shortened(report.splitlines(), part))
+    lines = "\n".join(shorten_report(report.splitlines(), part))
     text = "\n" + re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n"
     if part != "probes":
         return text
@@ -108,11 +108,11 @@ def _section(file: Path, page: Path) -> str:
     return f"{text}\n[All figures](probes/{table.name})\n"
 
 
-def shortened(report: Sequence[str], part: str) -> Iterator[str]:
-    """Of a report of one stage what it says of sizes, the figure of its rates and the groups, which
-    show its verdict (the first bullet) and the best rates; of several stages only the verdicts and
-    how the difference changes. The page says once that the larger models end worse and that all
-    runs of most groups trained.
+def shorten_report(report: Sequence[str], part: str) -> Iterator[str]:
+    """The lines of a report that the page keeps. Of one stage they are those on sizes, the figure
+    of its rates and the groups, which show its verdict (the first bullet) and the best rates; of
+    several stages only the verdicts and how the difference changes. The page says once that the
+    larger models end worse and that all runs of most groups trained.
     """
     is_several, told, bullets = part in BESIDE, set(), 0
     for block in _blocks(report):
@@ -151,7 +151,7 @@ def _blocks(report: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _bullet(lines: Sequence[str], is_several: bool, is_first: bool, told: set[str]) -> Iterator[str]:
-    """What the page keeps of a bullet."""
+    """The part of a bullet that the page keeps; none where it keeps nothing of it."""
     said = " ".join(line.strip() for line in lines)
     kept = "\n".join(lines)
     if ": A fair comparison: only " in said:

@@ -1,4 +1,4 @@
-"""What a power cut leaves of a run: real runs on ext4, whose disk is copied while they train.
+"""Runs after a power cut: real runs on ext4, whose disk is copied while they train.
 
     sudo python -m benchmarks.faults.power FOLDER [--runs=20] [--cuts=10] [--seed=0]
 
@@ -47,8 +47,8 @@ def command(folder: Path, text: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def mounted(image: Path, point: Path) -> Iterator[Path]:
-    """The file system of an image; a journal is replayed first, as after any power cut."""
+def mount_image(image: Path, point: Path) -> Iterator[Path]:
+    """Mounts the file system of an image; its journal is replayed first, as after any power cut."""
     point.mkdir(exist_ok=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True)
     try:
@@ -71,7 +71,7 @@ def cut_run(work: Path, text: Path, number: int, cuts: int, generator: random.Ra
         file.truncate(IMAGE_BYTES)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     copies = []
-    with mounted(image, work / f"mount-{number}") as point:
+    with mount_image(image, work / f"mount-{number}") as point:
         process = subprocess.Popen(command(point / "run", text), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         metrics = point / "run" / "metrics.jsonl"
         while not metrics.exists():
@@ -91,7 +91,7 @@ def cut_run(work: Path, text: Path, number: int, cuts: int, generator: random.Ra
 
 def judge(copy: Path, text: Path, expected: list[object]) -> tuple[int, str]:
     """The newest checkpoint that a cut has left (0: none), and what is wrong afterwards."""
-    with mounted(copy, copy.with_name(f"mount-{copy.name}")) as point:
+    with mount_image(copy, copy.with_name(f"mount-{copy.name}")) as point:
         saved = [int(path.name) for path in (point / "run" / "checkpoints").glob("*") if path.name.isdecimal()]
         done = subprocess.run(command(point / "run", text), cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -112,7 +112,7 @@ def experiment(work: Path, runs: int, cuts: int, seed: int) -> list[str]:
     with open(work / "host", "wb") as file:
         file.truncate(HOST_BYTES)
     subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", str(work / "host")], check=True)
-    with mounted(work / "host", work / "disks") as disks:
+    with mount_image(work / "host", work / "disks") as disks:
         for number in range(runs):
             copies = cut_run(disks, text, number, cuts, generator)
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

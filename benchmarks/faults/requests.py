@@ -1,4 +1,4 @@
-"""What a run in a bucket survives: each of its requests fails, in seven ways.
+"""Runs in a bucket whose requests fail, each of them in seven ways.
 
     python -m benchmarks.faults.requests FOLDER [--faults=503,reset] [--spacing=8] [--runs=8]
 
@@ -114,8 +114,8 @@ class ProxiedBucket:
             out, err = process.communicate()
         return Ended(process.wait(), err, out)
 
-    def trained(self, run: str, fault: Fault | None = None) -> tuple[Ended, list[str]]:
-        """How `mhsh train` ends, and the requests that failed (without a fault: all)."""
+    def train_with(self, run: str, fault: Fault | None = None) -> tuple[Ended, list[str]]:
+        """Trains, and returns how it ended and the requests that failed (without a fault: all)."""
         begin, failed = len(self.proxy.requests), list[str]()
 
         def decide(number: int, method: str, path: str) -> int | str | None:
@@ -141,7 +141,7 @@ def kind_of(method: str, path: str) -> str:
     return f"{method} {'list ' if re.search('/o[?](?!.*uploadType)', path) and method == 'GET' else ''}{file}"
 
 
-def first_of_each(requests: Sequence[str]) -> list[int]:
+def first_by_kind(requests: Sequence[str]) -> list[int]:
     """The numbers of the first requests of each kind, from lines of a number and a kind."""
     first = dict[str, int]()
     for line in requests:
@@ -160,45 +160,45 @@ def result(objects: dict[str, bytes]) -> list[Any]:
     return [*rows, steps, *sums]
 
 
-def without(objects: dict[str, bytes], step: int) -> dict[str, bytes]:
-    """A run without its checkpoint of a step."""
+def drop_checkpoint(objects: dict[str, bytes], step: int) -> dict[str, bytes]:
+    """The objects of a run without those of its checkpoint of a step."""
     return {name: content for name, content in objects.items() if not name.startswith(f"checkpoints/{step}/")}
 
 
-def killed(objects: dict[str, bytes]) -> dict[str, bytes]:
-    """What a kill after the first checkpoint leaves; rows may be newer than it."""
+def killed_run(objects: dict[str, bytes]) -> dict[str, bytes]:
+    """The objects that a kill after the first checkpoint leaves; rows may be newer than it."""
     record = json.loads(objects["run.json"]) | {"checkpoint": INTERVAL, "status": "running"}
-    return without(objects, STEPS) | {"run.json": json.dumps(record).encode()}
+    return drop_checkpoint(objects, STEPS) | {"run.json": json.dumps(record).encode()}
 
 
 def problem_of(bucket: ProxiedBucket, fault: Fault, state: dict[str, bytes], whole: dict[str, bytes]) -> tuple[list[str], str, str]:
     """(the requests that failed, how the run ended, what is wrong: empty for nothing)."""
     run, wrong = f"here/run-{bucket.trials}", []
     bucket.put(run, state)
-    ended, failed = bucket.trained(run, fault)
+    ended, failed = bucket.train_with(run, fault)
     if ended.status not in ((0, 75, 2) if fault.kind == 401 else (0, 75)):
         wrong.append("hangs" if ended.status == TOO_LONG else f"ends with {ended.status}: {ended.error.strip()[-600:]}")
-    elif "Traceback" in ended.error or (ended.status and not said_once(ended.error)):
+    elif "Traceback" in ended.error or (ended.status and not is_told_once(ended.error)):
         wrong.append(f"not one line: {ended.error.strip()[-600:]}")
     if ended.status:
-        again, _ = bucket.trained(run)
+        again, _ = bucket.train_with(run)
         if again.status:
             wrong.append(f"the same command then ends with {again.status}: {again.error.strip()[-600:]}")
     # A save that an outage has made the run leave out is said; the next has all.
-    saved = [whole, without(whole, INTERVAL)][: 1 + ("no checkpoint, as" in ended.output)]
+    saved = [whole, drop_checkpoint(whole, INTERVAL)][: 1 + ("no checkpoint, as" in ended.output)]
     if result(bucket.objects(run)) not in map(result, saved):
         wrong.append("another result")
     return failed, str(ended.status), "; ".join(wrong)
 
 
-def said_once(error: str) -> bool:
+def is_told_once(error: str) -> bool:
     """Whether the end is told in one line, after what is said of an outage that is borne."""
     lines = [line for line in error.splitlines() if "trying again for" not in line and "answers again" not in line]
     return one_line("\n".join(lines))
 
 
 class FaultTable:
-    """What became of each fault, printed as soon as it is known."""
+    """A table of what became of each fault, which is printed as soon as it is known."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -235,21 +235,21 @@ def experiment(work: Path, faults: Sequence[int | str], spacing: int, runs: int,
             free.put(stack.enter_context(bucket.serving(text)))
         states: dict[str, dict[str, bytes]] = {PARTS[0]: {}}
 
-        def unbroken(run: str, part: str) -> list[str]:
+        def train_unbroken(run: str, part: str) -> list[str]:
             buckets[0].put(run, states[part])
-            ended, asked = buckets[0].trained(run)
+            ended, asked = buckets[0].train_with(run)
             assert ended.status == 0, ended.error
             return asked
 
-        unbroken("here/run", PARTS[0])  # compiles the programs of all others
-        requests = {PARTS[0]: unbroken("here/run-0", PARTS[0])}
+        train_unbroken("here/run", PARTS[0])  # compiles the programs of all others
+        requests = {PARTS[0]: train_unbroken("here/run-0", PARTS[0])}
         whole = buckets[0].objects("here/run-0")
-        states[PARTS[1]] = killed(whole)
-        requests[PARTS[1]] = unbroken("here/run-1", PARTS[1])
-        kinds = {part: first_of_each(asked) for part, asked in requests.items()}
+        states[PARTS[1]] = killed_run(whole)
+        requests[PARTS[1]] = train_unbroken("here/run-1", PARTS[1])
+        kinds = {part: first_by_kind(asked) for part, asked in requests.items()}
         print(", ".join(f"{part}: {len(requests[part])} requests of {len(kinds[part])} kinds" for part in PARTS), flush=True)
 
-        def tried(fault: Fault) -> None:
+        def try_fault(fault: Fault) -> None:
             bucket = free.get()
             status = "75"
             while status != "0" and fault.first < 2 * len(requests[fault.part]):
@@ -270,7 +270,7 @@ def experiment(work: Path, faults: Sequence[int | str], spacing: int, runs: int,
                     drawn += [Fault(part, kind, first, spacing) for first in generator.sample(range(spacing), min(runs, spacing))]
         generator.shuffle(drawn)  # the rows known so far are a sample of all
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            for _ in pool.map(tried, drawn):
+            for _ in pool.map(try_fault, drawn):
                 pass
     table.show()
     return table.bad

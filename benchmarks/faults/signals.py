@@ -1,4 +1,4 @@
-"""What a Ctrl-C or a SIGTERM at a random moment makes of each command that is not `mhsh train`.
+"""Ctrl-C or SIGTERM at a random moment, in each command that is not `mhsh train`.
 
     python -m benchmarks.faults.signals FOLDER [--each=100] [--seed=0] [--only=COMMAND,...]
 

@@ -1,4 +1,4 @@
-"""What a run survives: a kill before any of its calls that change a file, and a disk that fails.
+"""Runs that are killed before any of their calls that change a file, or whose disk fails.
 
     python -m benchmarks.faults.table FOLDER [--kills] [--errors] [--questions] [--every=N]
 
@@ -181,8 +181,10 @@ def points_of_errors(work: Path, text: Path, shim: Path, begun: Path | None = No
     return list(found)
 
 
-def with_error(work: Path, text: Path, shim: Path, point: str, code: int) -> tuple[Ended, Path]:
-    """The end of a run in which the call at `point` fails: by EIO once, by ENOSPC from then on."""
+def train_with_error(work: Path, text: Path, shim: Path, point: str, code: int) -> tuple[Ended, Path]:
+    """Trains a run in which the call at `point` fails: by EIO once, by ENOSPC from then on. Returns
+    its end and its folder.
+    """
     folder = work / f"{errno.errorcode[code]}-{hashlib.sha256(point.encode()).hexdigest()[:12]}"
     if point.split()[0] in QUESTIONS:
         cut_back(work / "unbroken", folder)
@@ -198,7 +200,7 @@ def with_error(work: Path, text: Path, shim: Path, point: str, code: int) -> tup
 
 
 def problem_of(folder: Path, text: Path, expected: Sequence[Any]) -> str:
-    """What is wrong with the same command in what a fault has left; empty: nothing."""
+    """The problem of the same command in the folder that a fault has left; empty: none."""
     again = train(folder, text)
     if again.status:
         return f"the same command ends with {again.status}: {again.error.strip()[-300:]}"
@@ -241,7 +243,7 @@ def report(work: Path, kills: bool, errors: bool, questions: bool, every: int) -
         bad.extend([f"{fault}: {problem}"] if problem else [])
 
     def judge(fault: tuple[str, int]) -> str:
-        ended, folder = with_error(work, text, shim, *fault)
+        ended, folder = train_with_error(work, text, shim, *fault)
         problems = [problem_of(folder, text, expected)]
         if ended.status not in (0, 2, 75):
             problems.append(f"ends with {ended.status}: {ended.error.strip()[-300:]}")

@@ -45,7 +45,7 @@ def mhsh(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "mhsh", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-class Launched:
+class LaunchedWorker:
     """A worker that is started again until it ends with status 0."""
 
     def __init__(self, number: int, folder: Path, environment: dict[str, str], together: int) -> None:
@@ -96,7 +96,7 @@ class Launched:
     def join(self) -> None:
         self._thread.join()
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
@@ -121,14 +121,16 @@ def cells(sweep: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def launched(work: Path, flags: Sequence[str], together: int = 1) -> Iterator[tuple[list[Launched], str]]:
-    """The workers of a new sweep in a new bucket, of which none has started; and its address."""
+def launch_workers(work: Path, flags: Sequence[str], together: int = 1) -> Iterator[tuple[list[LaunchedWorker], str]]:
+    """Plans a sweep in a new bucket. Yields its workers, of which none has started, and the address
+    of the bucket.
+    """
     work.mkdir(parents=True)
     with emulator(work / "emulator.log", BUCKET) as address:
         environment = os.environ | bucket_variables(address)
         plan = [sys.executable, "-m", "mhsh", "sweep", *flags, f"--workdir={SWEEP}", "--parallel=0"]
         subprocess.run(plan, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-        yield [Launched(number, work, environment, together) for number in range(len(PROCESSES))], address
+        yield [LaunchedWorker(number, work, environment, together) for number in range(len(PROCESSES))], address
 
 
 def rows(text: str) -> list[dict[str, Any]]:
@@ -136,12 +138,12 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMINGS} for row in parsed]
 
 
-def faults(single: Path, address: str, workers: Sequence[Launched]) -> tuple[list[str], int]:
-    """What is wrong with the cells in the bucket, a line each; and how many equal their single run
-    in every digit.
+def faults(single: Path, address: str, workers: Sequence[LaunchedWorker]) -> tuple[list[str], int]:
+    """The problems of the cells in the bucket, a line each; and how many cells equal their single
+    run in every digit.
     """
     found, equal = [], 0
-    said = "".join(worker.said() for worker in workers)
+    said = "".join(worker.read_log() for worker in workers)
     for name in cells(single):
         with urllib.request.urlopen(f"{address}/{BUCKET}/sweep/runs/{name}/metrics.jsonl", timeout=30) as answer:
             ours = rows(answer.read().decode())
@@ -165,7 +167,7 @@ def faults(single: Path, address: str, workers: Sequence[Launched]) -> tuple[lis
 def one_run(work: Path, single: Path, flags: Sequence[str], chance: random.Random, stopped: float, together: int = 1) -> list[str]:
     """Trains the sweep once, with deaths; what is wrong with it, a line each."""
     begun = time.monotonic()
-    with launched(work, flags, together) as (workers, address):
+    with launch_workers(work, flags, together) as (workers, address):
         order = chance.sample(workers, len(workers))
         killed, frozen, late = order
         for worker in (killed, frozen):

@@ -22,7 +22,7 @@ class Array(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        """With the innermost axes padded to whole tiles."""
+        """The bytes of the array with its innermost axes padded to whole tiles."""
         order = self.minor_to_major or tuple(reversed(range(len(self.sizes))))
         sizes = [self.sizes[axis] for axis in reversed(order)]
         for back, tile in enumerate(reversed(self.tile), 1):

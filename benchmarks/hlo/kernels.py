@@ -1,4 +1,4 @@
-"""What a GPU starts and moves for a layer and a step, by XLA and by our kernels, without the GPU.
+"""Operations and bytes of a layer and a step on a GPU, by XLA and by our kernels, without the GPU.
 
   python -m benchmarks.hlo.kernels --config=bert:384l1h --config=bert:24l16h --rows=16 --rows=64
 
@@ -22,13 +22,13 @@ from mhsh.planning.hlo import Module, execution, is_started
 
 
 class Work(NamedTuple):
-    """What a GPU does in one run of a program, or in a part of it."""
+    """The work of a GPU in one run of a program, or in a part of it."""
 
     operations: int  # kernels, copies and library calls that it starts
     bytes: int  # to and from main memory
 
-    def plus(self, other: Work) -> Work:
-        """Both, one after the other."""
+    def add(self, other: Work) -> Work:
+        """The work of both, one after the other."""
         return Work(self.operations + other.operations, self.bytes + other.bytes)
 
 
@@ -38,10 +38,10 @@ def count_work(module: Module) -> tuple[Work, Work]:
     for step in execution(module, []):
         work = Work(step.times * is_started(step.instruction), step.times * moved_bytes(module, step))
         if step.frame == module.entry:
-            outside = outside.plus(work)
+            outside = outside.add(work)
         else:
-            loops = loops.plus(work)
-    return outside.plus(loops), loops
+            loops = loops.add(work)
+    return outside.add(loops), loops
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ def read_arguments(description: str | None) -> tuple[Config, Topology]:
 
 
 def compile_step(config: Config, topology: Topology, runs: int = 1) -> tuple[dict[str, Any], Module]:
-    """What `mhsh plan` reports of the compiled step of so many runs together, and its program."""
+    """The report of `mhsh plan` on the compiled step of so many runs together, and its program."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"
         report = measure(config, topology, hlo_path=path, runs=runs)

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.hlo.products import flops_of
 from benchmarks.hlo.programs import compile_step
-from benchmarks.hlo.traffic import PHASES, moved_bytes, phased
+from benchmarks.hlo.traffic import PHASES, label_phases, moved_bytes
 from mhsh.configs import parse_config, take_changes
 from mhsh.models.costs import step_flops
 from mhsh.planning.compiled import parse_topology
@@ -102,7 +102,7 @@ def price(module: Module, schedules: Mapping[str, Schedule], chip: Chip, clock: 
     """
     schedules = schedules | _copies(module, schedules)
     cycles, moved, seconds = dict.fromkeys(PHASES, 0), dict.fromkeys(PHASES, 0), dict.fromkeys(PHASES, 0.0)
-    for step, phase in phased(module):
+    for step, phase in label_phases(module):
         issued = kernel_cycles(schedules.get(step.instruction.name, {}), step.instruction)
         size = moved_bytes(module, step)
         longest = max(issued / clock, flops_of(module, step) / chip.peak_flops, size / chip.hbm_bandwidth)

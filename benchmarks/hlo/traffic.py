@@ -1,4 +1,4 @@
-"""What a compiled step moves to and from a device's main memory, read out of its HLO.
+"""The bytes that a compiled step moves to and from a device's main memory, read out of its HLO.
 
   python -m benchmarks.hlo.traffic --config=bert:384l1h --topology=v5e:1x1
 
@@ -78,9 +78,9 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
     shapes: dict[tuple[str, str, int], Array] = {}
     names: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
     by_phase = dict.fromkeys(PHASES, 0)
-    for step, phase in phased(module):
+    for step, phase in label_phases(module):
         for move in _moves(module, step):
-            key = origins.of(step.computation.name, move.name, move.element)
+            key = origins.find(step.computation.name, move.name, move.element)
             moved[key][0] += step.times * move.read
             moved[key][1] += step.times * move.written
             by_phase[phase] += step.times * (move.read + move.written)
@@ -95,7 +95,7 @@ def count_traffic(module: Module, worst: int = 10) -> Traffic:
     return Traffic(read, written, by_phase, buffers)
 
 
-def phased(module: Module) -> Iterator[tuple[Step, str]]:
+def label_phases(module: Module) -> Iterator[tuple[Step, str]]:
     """Every instruction that the program runs, and the part of the step that it belongs to."""
     loops = _loop_phases(module)
     for step in execution(module, []):
@@ -103,8 +103,8 @@ def phased(module: Module) -> Iterator[tuple[Step, str]]:
 
 
 def moved_bytes(module: Module, step: Step) -> int:
-    """What one run of an instruction reads from and writes to main memory. Our kernels say it: they
-    take a part of an array that all layers have.
+    """The bytes that one run of an instruction reads from and writes to main memory. Our kernels
+    say it: they take a part of an array that all layers have.
     """
     stated = _STATED.search(step.instruction.attributes)
     return int(stated[1]) if stated else sum(move.read + move.written for move in _moves(module, step))
@@ -128,7 +128,7 @@ def _loop_phases(module: Module) -> dict[str, str]:
 
 
 def _moves(module: Module, step: Step) -> Iterator[_Move]:
-    """What one run of an instruction reads and writes in main memory."""
+    """The arrays that one run of an instruction reads and writes in main memory."""
     computation, instruction = step.computation, step.instruction
     opcode = instruction.opcode
     if opcode in _MOVES_NOTHING or opcode.endswith("-done"):
@@ -233,20 +233,22 @@ def _roots(computation: Computation) -> list[Instruction]:
     """The results of a fusion, behind bitcasts."""
     root = computation.root
     names = root.operands if root.opcode == "tuple" else [root.name]
-    return [_behind_bitcasts(computation, name) for name in names]
+    return [_skip_bitcasts(computation, name) for name in names]
 
 
 def _result(computation: Computation, element: int) -> tuple[Instruction, int]:
-    """What gives a result of a fusion, and its place in that: a fusion within may give several."""
+    """The instruction that gives a result of a fusion, and the place of that result among those of
+    the instruction: a fusion within may give several.
+    """
     root = computation.root
     if root.opcode == "tuple":
-        return _behind_bitcasts(computation, root.operands[element]), 0
-    return _behind_bitcasts(computation, root.name), element
+        return _skip_bitcasts(computation, root.operands[element]), 0
+    return _skip_bitcasts(computation, root.name), element
 
 
-def _behind_bitcasts(computation: Computation, name: str) -> Instruction:
+def _skip_bitcasts(computation: Computation, name: str) -> Instruction:
     instruction = computation.instructions[name]
-    return _behind_bitcasts(computation, instruction.operands[0]) if instruction.opcode == "bitcast" else instruction
+    return _skip_bitcasts(computation, instruction.operands[0]) if instruction.opcode == "bitcast" else instruction
 
 
 def _is_result(computation: Computation, name: str) -> bool:
@@ -274,19 +276,19 @@ def _updated_operand(module: Module, instruction: Instruction, element: int) -> 
         return None
     called = module.computations[instruction.callees()[0]]
     inner = _updated_operand(module, *_result(called, element))
-    target = None if inner is None else _behind_bitcasts(called, inner)
+    target = None if inner is None else _skip_bitcasts(called, inner)
     return instruction.operands[int(target.arguments)] if target is not None and target.opcode == "parameter" else None
 
 
 def _value_written(module: Module, computation: Computation, instruction: Instruction, element: int) -> Instruction:
-    """What gives the value that a result, or its update in place, holds."""
+    """The instruction that gives the value of a result, or of its update in place."""
     if instruction.opcode in _UPDATES:
-        return _behind_bitcasts(computation, instruction.operands[_UPDATES[instruction.opcode]])
+        return _skip_bitcasts(computation, instruction.operands[_UPDATES[instruction.opcode]])
     if instruction.opcode != "fusion":
         return instruction
     called = module.computations[instruction.callees()[0]]
     value = _value_written(module, called, *_result(called, element))
-    return _behind_bitcasts(computation, instruction.operands[int(value.arguments)]) if value.opcode == "parameter" else value
+    return _skip_bitcasts(computation, instruction.operands[int(value.arguments)]) if value.opcode == "parameter" else value
 
 
 def _source(module: Module, step: Step, element: int) -> str:
@@ -294,7 +296,7 @@ def _source(module: Module, step: Step, element: int) -> str:
     value = _value_written(module, step.computation, step.instruction, element)
     if value.opcode == "get-tuple-element" and value.operands[0] == next(iter(_parameters(step.computation)), None):
         # A loop's carry: what the body makes of it.
-        value = _behind_bitcasts(step.computation, step.computation.root.operands[int(value.attribute("index"))])
+        value = _skip_bitcasts(step.computation, step.computation.root.operands[int(value.attribute("index"))])
     return value.operation or step.instruction.operation
 
 
@@ -322,15 +324,15 @@ class _Origins:
         # One that is called twice has its arguments from two places.
         self._calls = {called: site for called, site in calls if times[called] == 1}
 
-    def of(self, computation: str, name: str, element: int) -> tuple[str, str, int]:
+    def find(self, computation: str, name: str, element: int) -> tuple[str, str, int]:
         """The instruction that first gives the array, and the array's place in its result."""
         key = (computation, name, element)
         if key not in self._first:
-            before = self._before(computation, name, element)
-            self._first[key] = key if before is None else self.of(*before)
+            before = self._predecessor(computation, name, element)
+            self._first[key] = key if before is None else self.find(*before)
         return self._first[key]
 
-    def _before(self, computation: str, name: str, element: int) -> tuple[str, str, int] | None:
+    def _predecessor(self, computation: str, name: str, element: int) -> tuple[str, str, int] | None:
         instruction = self._module.computations[computation].instructions[name]
         if instruction.opcode == "get-tuple-element":
             return computation, instruction.operands[0], int(instruction.attribute("index"))
@@ -352,7 +354,7 @@ class _Origins:
 
 
 def _label(computation: Computation, name: str, written: Counter[str]) -> str:
-    """What a buffer is called: by the operation that writes most of it, or that it is made by."""
+    """The name of a buffer: the operation that writes most of it, or that it is made by."""
     instruction = computation.instructions[name]
     operation = (written.most_common(1)[0][0] if written else "") or instruction.operation
     if operation or not instruction.operands:

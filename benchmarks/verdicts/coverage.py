@@ -52,7 +52,7 @@ def draw(rng: np.random.Generator, noise: str, shape: tuple[int, ...]) -> tuple[
     return NOISES[noise](rng, shape) + FAR * stuck, ~stuck
 
 
-def keyed(losses: np.ndarray, first: int = 0) -> dict[Replicate, float]:
+def losses_by_seed(losses: np.ndarray, first: int = 0) -> dict[Replicate, float]:
     """Losses by the seeds first, first + 1, ..."""
     return {(seed, seed): loss for seed, loss in enumerate(losses.tolist(), first)}
 
@@ -87,11 +87,11 @@ def candidate(width: float, count: int = 4000) -> Iterator[str]:
 
 
 def verdict(ours: np.ndarray, trained: np.ndarray, theirs: np.ndarray, their_trained: np.ndarray, paired: bool) -> Estimate | float:
-    """What the engine says of two groups: a difference of losses if all runs trained, else the
+    """The engine's finding on two groups: a difference of losses if all runs trained, else the
     p-value of how many did.
     """
     if trained.all() and their_trained.all():
-        return difference(keyed(ours), keyed(theirs, 0 if paired else 100))
+        return difference(losses_by_seed(ours), losses_by_seed(theirs, 0 if paired else 100))
     return fisher(*((int(each.sum()), int((~each).sum())) for each in (trained, their_trained)))
 
 
@@ -110,7 +110,7 @@ def coverage(noise: str, seeds: int, paired: bool, count: int) -> tuple[float, f
     mean, error, freedom = student(losses, theirs, paired)
     truth = UNTRAINED.get(noise, 0) * FAR
     before = np.abs(mean - truth) <= stdtrit(freedom, 0.975) * error
-    found = [difference(keyed(a), keyed(b, 0 if paired else 100)) for a, b in zip(losses, theirs, strict=True)]
+    found = [difference(losses_by_seed(a), losses_by_seed(b, 0 if paired else 100)) for a, b in zip(losses, theirs, strict=True)]
     low, high = np.array([(each.low, each.high) for each in found]).T
     given = trained.all(axis=1)
     ruled = np.mean((low <= 0) & (high >= 0), where=given) if given.sum() >= 100 else math.nan
@@ -139,7 +139,9 @@ def wrong_verdicts(noise: str, seeds: int, paired: bool, count: int, groups: int
 
 
 def p_values_of(found: Sequence[Estimate | float]) -> list[float]:
-    """Of one section's differences, and of shares that trained, as the tests of one page."""
+    """The p-values of one section's differences, and of shares that trained, as the tests of one
+    page.
+    """
     tests, beside = len(found), iter(spreads([each for each in found if isinstance(each, Estimate)]))
     return [tests * each if isinstance(each, float) else judge(each, next(beside), tests=tests).p_value for each in found]
 
@@ -163,14 +165,14 @@ class Shape:
         """Final losses of the seeds from `first` to before `last`."""
         apart = math.log2(rate) - self.optimum
         loss = self.rise * apart**2 * self.sides[apart > 0]
-        return keyed(loss + self.seeds[first:last] + self.noise * self.rng.standard_normal(last - first), first)
+        return losses_by_seed(loss + self.seeds[first:last] + self.noise * self.rng.standard_normal(last - first), first)
 
 
 def tuning(
     deviation: float, share: float, design: tuple[int, int, int], uneven: float = 1.0, refine: bool = False, count: int = 1000
 ) -> list[float]:
-    """Of two shapes with equal best losses, tuned on octaves: coverage and wrong verdicts of plain
-    t and of the engine, both half-widths, and how often a best rate is at an edge.
+    """Simulates two shapes with equal best losses, tuned on octaves: coverage and wrong verdicts of
+    plain t and of the engine, both half-widths, and how often a best rate is at an edge.
 
     `design`: how many rates, choosing and reporting seeds. `share`: of the variance, by the seed.
     """

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def differences(folder: Path, shape: str, name: str) -> Iterator[tuple[float, str, TableCell]]:
-    """Of each length of a stage the tokens a parameter, its name, and the difference."""
+    """For each length of a stage: the tokens a parameter, the name of the stage, the difference."""
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))["report"]
     for table in report["tables"]:
         place = next((place for place, column in enumerate(table["columns"]) if column["forest"]), None)

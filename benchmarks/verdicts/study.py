@@ -65,18 +65,18 @@ def main() -> None:
         sweeps, published = Path(temporary) / "sweeps", Path(temporary) / "published"
         for stage in dict.fromkeys(row["stage"] for row in runs):
             plant(sweeps / stage, stage, [row for row in runs if row["stage"] == stage])
-        csv.writer(sys.stdout, lineterminator="\n").writerows(changed(sweeps, before))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(changed_verdicts(sweeps, before))
         if arguments.page:
             with contextlib.redirect_stdout(io.StringIO()):
                 parts = list(publish(sweeps, published))
             for part in parts:
                 text = part / "report.md"
-                text.write_text(_kept(text.read_text(encoding="utf-8")), encoding="utf-8")
+                text.write_text(_drop_cautions(text.read_text(encoding="utf-8")), encoding="utf-8")
             write_page(published, arguments.folder)
 
 
-def _kept(report: str) -> str:
-    """Without what takes more than is kept: cautions."""
+def _drop_cautions(report: str) -> str:
+    """The report without its cautions, which take more than is kept of the runs."""
     groups, *others = re.split(r"(?m)(?=^.*(?:not tested|Every run):$)", report)
     return re.sub(r"(?m)^(\|.*\|)[^|]*\|$", r"\1", groups) + "".join(others) if "| caution |" in groups else report
 
@@ -114,7 +114,7 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def changed(workdir: Path, before: Rows) -> Iterator[tuple[str, str, str, str]]:
+def changed_verdicts(workdir: Path, before: Rows) -> Iterator[tuple[str, str, str, str]]:
     """The verdicts that the earlier rules gave otherwise, and why, below the names of the columns.
 
     `what` is the first swept value (heads a layer, or layers), or what changes between two stages.
@@ -123,7 +123,7 @@ def changed(workdir: Path, before: Rows) -> Iterator[tuple[str, str, str, str]]:
     for part in dict.fromkeys(row["part"] for row in before):
         rows = {row["what"]: row for row in before if row["part"] == part}
         named = [part] if (workdir / part).exists() else _stages_of(rows)
-        comparisons, changes = _compared([workdir / stage for stage in named])
+        comparisons, changes = _judge_sweeps([workdir / stage for stage in named])
         if len(named) == 1:
             found = dict(_findings(comparisons[0]))
         else:
@@ -139,7 +139,7 @@ def _stages_of(rows: Mapping[str, object]) -> list[str]:
     return list(dict.fromkeys(stage for pair in pairs for stage in pair))
 
 
-def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
+def _judge_sweeps(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
     experiment = load_experiment(sweeps)
     treatment = treatment_of(experiment.axes, None)
     comparisons = []
@@ -151,7 +151,7 @@ def _compared(sweeps: Sequence[Path]) -> tuple[list[Comparison], list[Change]]:
 
 
 def _findings(comparison: Comparison) -> Iterator[tuple[str, tuple[str, str]]]:
-    """By the value on the first axis of the sweep."""
+    """The verdict on each group and its reason, by the value on the first axis of the sweep."""
     axis = comparison.experiment.axes[0].path
     for place, finding in enumerate(comparison.findings):
         if finding is not None:
@@ -167,20 +167,20 @@ def _why(comparison: Comparison, place: int, finding: Finding) -> str:
             for group in (finding.group, base)
         ]
         return f"{counts[0]} runs trained, of the baseline {counts[1]}: no mean over two kinds of run"
-    apart, doubt = finding.difference, comparison.doubt(place)
-    if apart is None:
+    difference, doubt = finding.difference, comparison.doubt(place)
+    if difference is None:
         return "no loss to compare"
     if doubt.open_below or doubt.open_above:
         groups = (finding.group, base)
         edge = next(group for group in groups if math.isinf(group.hidden_gain[1]))
         return f"{edge.name}'s best rate, {edge.choice and edge.choice.optimum and edge.choice.optimum.rate:g}, is at the edge"
-    if margin_verdict(judge(apart, doubt=doubt), 0.0) != UNDECIDED:
+    if margin_verdict(judge(difference, doubt=doubt), 0.0) != UNDECIDED:
         return "one family of intervals on the page"
-    return "the spread of the seeds" if margin_verdict(judge(apart), 0.0) == UNDECIDED else "what the grid of rates may hide"
+    return "the spread of the seeds" if margin_verdict(judge(difference), 0.0) == UNDECIDED else "what the grid of rates may hide"
 
 
-def _change(apart: Estimate) -> tuple[str, str]:
-    verdict = LEVEL if not apart.is_significant else LOWER if apart.mean < 0 else HIGHER
+def _change(difference: Estimate) -> tuple[str, str]:
+    verdict = LEVEL if not difference.is_significant else LOWER if difference.mean < 0 else HIGHER
     return verdict, "a wider interval, and what the grids hide"
 
 

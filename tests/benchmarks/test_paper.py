@@ -96,11 +96,11 @@ def test_the_price_is_what_mhsh_plan_prints(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_figures_of_fine_tunings_stand_beside_parameters_and_flops(tmp_path: Path) -> None:
-    assert ", F1" not in Figures(tmp_path).obtained("squad_v1")
+    assert ", F1" not in Figures(tmp_path).results_of("squad_v1")
     summary = tmp_path / "squad-v1-144l1h/summary.json"
     summary.parent.mkdir()
     summary.write_text(json.dumps({"figures": {"f1": {"mean": 88.54}}}))
-    said = Figures(tmp_path).obtained("squad_v1")
+    said = Figures(tmp_path).results_of("squad_v1")
     found = re.search(r"144l1h (\d+)M, ([\d.e+]+), F1 88\.5;", said)
     assert found is not None and said.count(";") == 3
     # BERT-base has 110M; a token costs 6 FLOPs a parameter of the layers (85.7M) and the scores':
@@ -116,7 +116,7 @@ def test_positions_have_both_measures(tmp_path: Path) -> None:
     document = {"models": [{"result": {"encoder": {"attention": attention}}}] * 2}
     for first in ("12l12h-phase2", "24l16h-phase2", "6l8h"):
         (tmp_path / f"positions-{first}.json").write_text(json.dumps(document))
-    assert "384l1h-phase2 5 and 25%, 6l8h 5 and 25%" in Figures(tmp_path).obtained("positions")
+    assert "384l1h-phase2 5 and 25%, 6l8h 5 and 25%" in Figures(tmp_path).results_of("positions")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import poisson
 
 from benchmarks import stability
-from benchmarks.repeats import by_part, pairs, repeated
+from benchmarks.repeats import pairs, part_means, repeat_shares
 from benchmarks.stability import holm, of_a_thousand
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,13 +21,13 @@ def test_a_repeat_has_followed_the_token_before_it_earlier_in_its_row() -> None:
     rows = np.random.default_rng(0).integers(5, size=(20, 40))
     neighbours = [[(row[place], row[place + 1]) for place in range(39)] for row in rows.tolist()]
     slow = [sum(row[place] in row[:place] for place in range(39)) / 39 for row in neighbours]
-    assert repeated(pairs(rows)) == pytest.approx(slow)
-    assert repeated(pairs(np.array([[1, 2, 3, 1, 2], [1, 1, 1, 1, 1]]))) == pytest.approx([1 / 4, 3 / 4])
+    assert repeat_shares(pairs(rows)) == pytest.approx(slow)
+    assert repeat_shares(pairs(np.array([[1, 2, 3, 1, 2], [1, 1, 1, 1, 1]]))) == pytest.approx([1 / 4, 3 / 4])
 
 
 def test_parts_are_those_of_validation() -> None:
     # Five batches of two rows in two parts: three batches, then two.
-    assert by_part(np.arange(10.0), 5, 2) == pytest.approx([2.5, 7.5])
+    assert part_means(np.arange(10.0), 5, 2) == pytest.approx([2.5, 7.5])
 
 
 def test_the_interval_of_a_count_is_exact() -> None:

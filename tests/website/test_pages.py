@@ -53,17 +53,17 @@ def test_the_python_reference_names_modules_that_exist() -> None:
     for page in api.PAGES.values():
         for module in page.modules:
             assert importlib.util.find_spec(f"mhsh.{module}") is not None
-            assert f"::: mhsh.{module}\n" in api.markdown(page)
+            assert f"::: mhsh.{module}\n" in api.page_markdown(page)
 
 
 def test_the_picture_of_the_architecture_is_what_the_code_imports() -> None:
-    drawn = architecture.draw(architecture.reduced(architecture.imports()))
+    drawn = architecture.draw(architecture.transitive_reduction(architecture.imports()))
     assert drawn == (DOCS / "architecture.svg").read_text(encoding="utf-8"), "python -m website.architecture docs/architecture.svg"
 
 
 def test_an_arrow_that_a_longer_path_implies_is_left_out() -> None:
     graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"d"}}
-    assert architecture.reduced(graph) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"d"}}
+    assert architecture.transitive_reduction(graph) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"d"}}
 
 
 def _anchors(page: Path) -> set[str]:
