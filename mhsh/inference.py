@@ -319,9 +319,9 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     folder = RunFolder(run)
     config = replace_policy(folder.read_config(), "none")  # the weights are gathered once
     tokenizer = load_tokenizer(folder, config)
-    made = inference_mesh(config, mesh or {})
-    model, params = load_for_inference(folder, config, step, average, made)
-    return LoadedModel(str(folder.path), config, tokenizer, model, params, made)
+    device_mesh = inference_mesh(config, mesh or {})
+    model, params = load_for_inference(folder, config, step, average, device_mesh)
+    return LoadedModel(str(folder.path), config, tokenizer, model, params, device_mesh)
 
 
 def _match_input(texts: Texts, answers: list[str]) -> Texts:

@@ -22,9 +22,9 @@ def duration(seconds: int | float | None) -> str:
         return NOT_RECORDED
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
+    whole_seconds = round(seconds)
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
@@ -122,10 +122,14 @@ def shorten_all(names: Sequence[str], most: int) -> tuple[list[str], str]:
     elif between == " ":
         shared = {*enumerate(parts[0])}.intersection(*map(enumerate, parts))
     else:
-        shared = {(place, part) for of in parts for place, part in enumerate(of) if all(part in each for each in parts)}
-    kept = [[part for place, part in enumerate(of) if (place, part) not in shared] or of for of in parts]
-    left = ", ".join(dict.fromkeys(part.strip(",") for _, part in sorted(shared)))
-    return [shorten(between.join(of).strip(","), most) for of in kept], left
+        shared = {
+            (place, part) for name_parts in parts for place, part in enumerate(name_parts) if all(part in each for each in parts)
+        }
+    distinct = [
+        [part for place, part in enumerate(name_parts) if (place, part) not in shared] or name_parts for name_parts in parts
+    ]
+    common = ", ".join(dict.fromkeys(part.strip(",") for _, part in sorted(shared)))
+    return [shorten(between.join(name_parts).strip(","), most) for name_parts in distinct], common
 
 
 def format_loss(value: float | None) -> str:

@@ -212,7 +212,7 @@ def tokens(config: Config, rows: int) -> int:
 def candidate_fields(name: str, config: Config, devices: int, **facts: Any) -> dict[str, Any]:
     """Fields of a Candidate that say what the config called `name` is, `auto` resolved."""
     counts = parameter_counts(config.model)
-    own = {
+    model_facts = {
         "config": name,
         "implementation": "mhsh",
         "dtype": config.model.compute_dtype,
@@ -225,7 +225,7 @@ def candidate_fields(name: str, config: Config, devices: int, **facts: Any) -> d
         "name": name,
         "label": f"mhsh {shape_name(config.model)} {config.model.residual} {config.model.compute_dtype}",
         "baseline": None if name == CONFIG else CONFIG,
-        "facts": own | facts,
+        "facts": model_facts | facts,
     }
 
 

@@ -134,20 +134,20 @@ def _repetitions(candidate: Candidate, seconds: float, clock: Clock) -> int:
     candidate.run(1)
     begin = clock()
     candidate.run(1)
-    taken = max(clock() - begin, 1e-9)
-    return min(MOST_REPETITIONS, max(1, round(seconds / taken)))
+    elapsed = max(clock() - begin, 1e-9)
+    return min(MOST_REPETITIONS, max(1, round(seconds / elapsed)))
 
 
 def _turn(candidate: Candidate, repetitions: int, singly: bool, clock: Clock, cpu_clock: Clock) -> tuple[list[float], float]:
     # On virtual machines, memory that was free for seconds has gone back to the host: a step of 4.0
     # s took 5.6 after 4 s of rest.
     candidate.run(1)
-    cpu_begin, taken = cpu_clock(), []
+    cpu_begin, elapsed = cpu_clock(), []
     for count in [1] * repetitions if singly else [repetitions]:
         begin = clock()
         candidate.run(count)
-        taken.append((clock() - begin) / count)
-    return taken, (cpu_clock() - cpu_begin) / repetitions
+        elapsed.append((clock() - begin) / count)
+    return elapsed, (cpu_clock() - cpu_begin) / repetitions
 
 
 def candidate_results(

@@ -157,9 +157,9 @@ def _enable_keepalive(connection: socket.socket) -> socket.socket:
 def _read_introduction(connection: socket.socket, token: str, count: int) -> int | None:
     """The number of the process at the other end; None: it is not of this run."""
     connection.settimeout(_INTRODUCTION_SECONDS)
-    said, _, index = _read_line(connection).partition(" ")
+    their_token, _, index = _read_line(connection).partition(" ")
     connection.settimeout(None)
-    known = secrets.compare_digest(said.encode(), token.encode()) and index.isdecimal() and 0 < int(index) < count
+    known = secrets.compare_digest(their_token.encode(), token.encode()) and index.isdecimal() and 0 < int(index) < count
     return int(index) if known else None
 
 

@@ -89,8 +89,8 @@ class BlockWeights(Weights):
             key, _ = normalize(block.astype(jnp.float32), self.config.layer_norm_epsilon, centre=False)
             return jnp.einsum("...D,D->...", key, jnp.asarray(query) * jnp.asarray(scale))
 
-        whole = jnp.arange(len(history.blocks)) < -(-history.count // block_size(self.config, self.stack))
-        earlier = jnp.where(whole[:, None, None], score(history.blocks), -jnp.inf)
+        is_complete = jnp.arange(len(history.blocks)) < -(-history.count // block_size(self.config, self.stack))
+        earlier = jnp.where(is_complete[:, None, None], score(history.blocks), -jnp.inf)
         return jax.nn.softmax(jnp.concatenate([earlier, score(stream.x)[None]]), axis=0)
 
 

@@ -61,8 +61,8 @@ def describe_fallbacks(config: ModelConfig) -> str:
             "attention": attention_obstacle(config),
             "sums with the stream": SCHEMES[config.residual].residual.kernel_obstacle(config),
         }
-    left = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
-    return f"model.kernels = fused: XLA computes {'; '.join(left)}" if left else ""
+    fallbacks = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
+    return f"model.kernels = fused: XLA computes {'; '.join(fallbacks)}" if fallbacks else ""
 
 
 def boxed_parameters(config: ModelConfig) -> Any:

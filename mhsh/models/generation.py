@@ -172,8 +172,8 @@ def decode_step(
     stack = decoder_stack(model.config)
     stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     new_caches = []
-    passed = [*zip(params["decoder"]["layers"], memory.layers, strict=True)] * model.config.loops
-    for (layer_params, source), cache in zip(passed, caches, strict=True):
+    layers = [*zip(params["decoder"]["layers"], memory.layers, strict=True)] * model.config.loops
+    for (layer_params, source), cache in zip(layers, caches, strict=True):
         arguments = (stream, cache, source, position, ancestry_mask, cross_mask)
         stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_decoder_step)
         new_caches.append(new_cache)

@@ -71,15 +71,15 @@ class _Layers:
         those of its scheme.
         """
         columns, paths = self.packing.columns(), {name: self._vectors(name) for name in SUBLAYERS["encoder"]}
-        firsts = tuple(columns[own[0]] for own in paths.values())
+        firsts = tuple(columns[vectors[0]] for vectors in paths.values())
         return {
-            name: (self.plain._replace(scan=ScanPlace(number, firsts, self.unroll)), own)
-            for number, (name, own) in enumerate(paths.items())
+            name: (self.plain._replace(scan=ScanPlace(number, firsts, self.unroll)), vectors)
+            for number, (name, vectors) in enumerate(paths.items())
         }
 
     def _vectors(self, name: str) -> list[Path]:
-        own = [path for path in self.packing.shapes if path[0] == name][-1:]
-        return own + [path for path in self.packing.shapes if path[0] == f"{name}_residual"]
+        last_bias = [path for path in self.packing.shapes if path[0] == name][-1:]
+        return last_bias + [path for path in self.packing.shapes if path[0] == f"{name}_residual"]
 
     def parameters(self, packed_layers: Any, number: int) -> Any:
         """The parameters of one layer of an iteration, as its modules read them."""
@@ -133,10 +133,10 @@ def _run(layers: _Layers, params: Any, x: Array, seeds: Seeds, context: Any, nor
             parameters = layers.parameters(its_params, layer)
             saved.append({})
             for place, (name, (join, _)) in enumerate(layers.joins.items()):
-                own = None if its_seeds is None else its_seeds[layer, place]
-                product = record_saved(layers.product(name, shape, own, context))
+                sublayer_seeds = None if its_seeds is None else its_seeds[layer, place]
+                product = record_saved(layers.product(name, shape, sublayer_seeds, context))
                 out, _, saved[-1][name] = jax.vjp(product, parameters[name], read, has_aux=True)
-                operands = layers.operands(params["vectors"], own, number, layer, first)
+                operands = layers.operands(params["vectors"], sublayer_seeds, number, layer, first)
                 stream, read, new = forward(join, stream, out, operands, norms)
                 norms = norms and new
         return (number + 1, stream, read, norms), jax.tree.map(lambda *parts: jnp.stack(parts), *saved) if norms else None
@@ -160,11 +160,13 @@ def _backward(layers: _Layers, residuals: Any, d_out: Array) -> tuple[Any, Array
         for layer in reversed(range(layers.unroll)):
             parameters = layers.parameters(its_params, layer)
             for place, (name, (join, _)) in reversed([*enumerate(layers.joins.items())]):
-                own = None if its_seeds is None else its_seeds[layer, place]
-                operands = layers.operands(params["vectors"], own, number, layer, first)
-                which = layer * len(layers.joins) + place
-                d_stream, d_product, sums, made = backward(join, d_stream, d_read, None, norms, operands, sums, which)
-                product = replay_saved(layers.product(name, shape, own, context), [part[layer] for part in its_saved[name]])
+                sublayer_seeds = None if its_seeds is None else its_seeds[layer, place]
+                operands = layers.operands(params["vectors"], sublayer_seeds, number, layer, first)
+                join_number = layer * len(layers.joins) + place
+                d_stream, d_product, sums, made = backward(join, d_stream, d_read, None, norms, operands, sums, join_number)
+                product = replay_saved(
+                    layers.product(name, shape, sublayer_seeds, context), [part[layer] for part in its_saved[name]]
+                )
                 _, d_read = jax.vjp(product, parameters[name], unread)[1](d_product)
                 products.append((layer, name, product, parameters[name], d_product))
                 reads += made

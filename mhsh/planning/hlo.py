@@ -224,8 +224,8 @@ class Collective(NamedTuple):
         payload.
         """
         gathered = (self.group - 1) / self.group
-        whole = ("collective-permute", "collective-broadcast", "between-slices")
-        share = 1.0 if self.kind in whole else 2 * gathered if self.kind == "all-reduce" else gathered
+        undivided = ("collective-permute", "collective-broadcast", "between-slices")
+        share = 1.0 if self.kind in undivided else 2 * gathered if self.kind == "all-reduce" else gathered
         return round(self.bytes * share)
 
 
@@ -238,7 +238,7 @@ def read_collectives(module: Module, num_devices: int) -> tuple[list[Collective]
     """
     by_identity: dict[tuple[str, ...], Collective] = {}
     unknown: list[str] = []
-    for step in (part for whole in execution(module, unknown) for part in expand_fusion(module, whole)):
+    for step in (part for run in execution(module, unknown) for part in expand_fusion(module, run)):
         kind = _collective_kind(step)
         if kind is None:
             continue

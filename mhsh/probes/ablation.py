@@ -74,14 +74,14 @@ class _Losses:
     def later_changes(self, batch: Batch, stack: str) -> list[float]:
         """The figures `later` of this batch."""
         depth = self.depths[stack]
-        whole = np.asarray(self._streams(self._params, dict(batch), self._gates(stack, ()))[stack])
+        baseline = np.asarray(self._streams(self._params, dict(batch), self._gates(stack, ()))[stack])
         real = np.asarray(non_padding(batch, stack))[None]
         changes = []
         for layer in range(depth):
             other = np.asarray(self._streams(self._params, dict(batch), self._gates(stack, [layer]))[stack])
             after = slice(layer + 1, depth)
-            sizes = np.linalg.norm(whole[after], axis=-1)
-            relative = np.linalg.norm(other[after] - whole[after], axis=-1) / np.where(sizes > 0, sizes, 1.0)
+            sizes = np.linalg.norm(baseline[after], axis=-1)
+            relative = np.linalg.norm(other[after] - baseline[after], axis=-1) / np.where(sizes > 0, sizes, 1.0)
             means = (relative * real).sum(axis=(1, 2)) / real.sum()
             changes.append(float(means.max(initial=0.0)))
         return changes
@@ -110,8 +110,8 @@ class _Losses:
             return result
 
         def example_additions(example: Batch) -> Any:
-            _, left = run_intercepted(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
-            return {stack: found["layers"]["added"][0][:, 0] for stack, found in left.items()}
+            _, sown = run_intercepted(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
+            return {stack: found["layers"]["added"][0][:, 0] for stack, found in sown.items()}
 
         return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), sort_stacks(map_examples(example_additions, batch)))
 
@@ -121,5 +121,5 @@ def _gate_layer(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
     (after, nothing), before = result, args[0]
     opened = 1 + layer.perturb("gate", jnp.zeros(()), PROBE) > 0.5
     stack = {"encoder": encoder_stack, "decoder": decoder_stack}[STACK_OF_LAYER[type(layer)]](layer.config)
-    passed = layer.residual.skip_layer(layer.config, stack, before, after)
-    return jax.tree.map(lambda one, other: jnp.where(opened, one, other), after, passed), nothing
+    skipped = layer.residual.skip_layer(layer.config, stack, before, after)
+    return jax.tree.map(lambda one, other: jnp.where(opened, one, other), after, skipped), nothing

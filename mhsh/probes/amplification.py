@@ -178,12 +178,12 @@ def growth(n: Sequence[int] | np.ndarray, y: Sequence[float] | np.ndarray) -> Gr
     x = np.log(depths)
     exponent, intercept = np.polyfit(x, logs, 1)
     # Not scipy's linregress: its error is nan where all values are equal.
-    left = np.sum((logs - exponent * x - intercept) ** 2) / (len(x) - 2)
-    error = math.sqrt(left / np.sum((x - x.mean()) ** 2))
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * error
+    variance = np.sum((logs - exponent * x - intercept) ** 2) / (len(x) - 2)
+    error = math.sqrt(variance / np.sum((x - x.mean()) ** 2))
+    half_width = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * error
     deviations = {law: float(np.std(logs - np.log(shape(depths)))) for law, shape in LAWS.items()}
     law = min(deviations, key=deviations.__getitem__)
-    return Growth(float(exponent), float(exponent - half), float(exponent + half), deviations, law)
+    return Growth(float(exponent), float(exponent - half_width), float(exponent + half_width), deviations, law)
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
@@ -192,5 +192,5 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     mean = float(figures.mean())
     if len(figures) < 2:
         return mean, -math.inf, math.inf
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(figures) - 1) * stats.sem(figures))
-    return mean, mean - half, mean + half
+    half_width = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(figures) - 1) * stats.sem(figures))
+    return mean, mean - half_width, mean + half_width

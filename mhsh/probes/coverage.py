@@ -78,9 +78,9 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     model = plain_model(config)
 
     def example_sums(params: Any, example: Batch) -> dict[str, Any]:
-        _, left = run_intercepted(model, params, example, functools.partial(_sow_figures, example))
+        _, sown = run_intercepted(model, params, example, functools.partial(_sow_figures, example))
         sums: dict[str, Any] = {}
-        for stack, found in left.items():
+        for stack, found in sown.items():
             real = non_padding(example, stack)
             sums[stack] = {
                 name: _sums(name, {key: value[0] for key, value in each.items()}, real[0])

@@ -46,9 +46,9 @@ def branch(folder: RunFolder, config: Config, start: str, step: int) -> None:
         return
     trunk = RunFolder(start)
     checkpoints = StoredCheckpoints(trunk.checkpoints_path)
-    kept = sorted(checkpoints.steps())
+    saved_steps = sorted(checkpoints.steps())
     checkpoints.close()
-    used = trunk.counters(step) if step in kept else None
+    used = trunk.counters(step) if step in saved_steps else None
     record = trunk.run_record()
     begun = {"checkpoint": None, "changed": {}, "branched_from": {"folder": str(trunk.path), "step": step}}
     if used is None and record.get("outcome") == DIVERGED:
@@ -56,7 +56,7 @@ def branch(folder: RunFolder, config: Config, start: str, step: int) -> None:
         (trunk.path / METRICS_FILE).copy(folder.path / METRICS_FILE, overwrite=True)
         raise UserError(f"{folder.path} diverged: its first steps are those of {trunk.path}, which diverged before step {step}")
     if used is None:
-        has = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
+        has = f"it has {', '.join(map(str, saved_steps))}" if saved_steps else "it has none"
         raise UserError(f"train.start_from = {config.train.start_from!r}: the run has no checkpoint of step {step}; {has}")
     other_file = check_recorded(config, record, trunk.path, REGISTRIES)
     if other_file:

@@ -149,8 +149,8 @@ def choose_remat(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int
     """The policy that the config names; for `auto` the first of the candidates whose footprint
     fits. If none does it is the last, which may still fit.
     """
-    own = config.model.remat_policy
-    for policy in candidates(platform, mesh_shape) if own == "auto" else (own,):
+    config_policy = config.model.remat_policy
+    for policy in candidates(platform, mesh_shape) if config_policy == "auto" else (config_policy,):
         choice = RematChoice(policy, footprint(replace_policy(config, policy), boxed, mesh_shape).total, device_bytes)
         if choice.needed_bytes <= USABLE_SHARE * device_bytes:
             break

@@ -70,7 +70,7 @@ def _choose(config: Config, boxed: TrainState, count: int, num_slices: int) -> M
         return MeshChoice(DATA_AXIS, f"there are {num_slices} slices")
     if config.mesh.tensor > 1:  # scattering along another axis would undo its shards
         return MeshChoice(DATA_AXIS, "mesh.tensor shards the matrices")
-    whole, sharded = ({DATA_AXIS: data, FSDP_AXIS: count // data, "tensor": 1} for data in (count, 1))
+    replicated, sharded = ({DATA_AXIS: data, FSDP_AXIS: count // data, "tensor": 1} for data in (count, 1))
     problem = next(division_problems(config.model, config.train, sharded), None)
     if problem:
         return MeshChoice(DATA_AXIS, problem)
@@ -79,7 +79,7 @@ def _choose(config: Config, boxed: TrainState, count: int, num_slices: int) -> M
         return MeshChoice(
             DATA_AXIS, f"{config.optimizer.name}'s products are of whole matrices, and {count} devices do not divide the layers"
         )
-    before, after = (update_bytes(config.model, boxed, shape) for shape in (whole, sharded))
+    before, after = (update_bytes(config.model, boxed, shape) for shape in (replicated, sharded))
     collectives = _COLLECTIVES_OF_A_MATRIX * sum(jax.tree.leaves(matrix_mask(boxed.params)))
     cost = collectives * START_BYTES
     return MeshChoice(

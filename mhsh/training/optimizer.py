@@ -93,8 +93,8 @@ def rate_of_step(numbers: Rates, schedule: str, step: Any) -> Any:
     if schedule == "constant":
         return rising
     share = jnp.clip((count - falls_after) / (steps_of_fall + 1), 0.0, 1.0)
-    left = 0.5 * (1.0 + jnp.cos(jnp.pi * share)) if schedule == "cosine" else 1.0 - share
-    return jnp.where(count > falls_after, end + (peak - end) * left, rising)
+    remaining = 0.5 * (1.0 + jnp.cos(jnp.pi * share)) if schedule == "cosine" else 1.0 - share
+    return jnp.where(count > falls_after, end + (peak - end) * remaining, rising)
 
 
 @add_optimizer("lamb", source="You et al. 2020, arXiv 1904.00962", trust_ratio=True, scales_with_depth=True)
@@ -133,8 +133,8 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
         chain.append(scale_layers(scales[0]))
     update = rule.build(optimizer)
     if not isinstance(update, optax.GradientTransformation):
-        what = type(update).__name__
-        raise UserError(f"optimizer.name = {optimizer.name!r} returns a {what}; return an optax.GradientTransformation")
+        kind = type(update).__name__
+        raise UserError(f"optimizer.name = {optimizer.name!r} returns a {kind}; return an optax.GradientTransformation")
     chain.append(update)
     chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=mask))
     if rule.trust_ratio:

@@ -33,11 +33,11 @@ def fit_line(words: Mapping[str, str], width: int) -> str:
     """The words on one line of at most `width` columns. What does not fit is left out,
     _FIRST_LEFT_OUT first.
     """
-    kept = dict(words)
+    shown = dict(words)
     for name in _FIRST_LEFT_OUT:
-        if len("  ".join(kept.values())) > width:
-            kept.pop(name, None)
-    return "  ".join(kept.values())[:width]
+        if len("  ".join(shown.values())) > width:
+            shown.pop(name, None)
+    return "  ".join(shown.values())[:width]
 
 
 class Display(Tracker):
@@ -118,8 +118,8 @@ class Display(Tracker):
             words["mfu"] = f"MFU {row['mfu']:.1%}"
         # Of all steps of this process, evaluations and checkpoints included.
         began, since = self._began
-        left = (self._num_steps - step) * ((time.monotonic() - since) / (step - began) if step > began else pace)
-        return words | ({"left": f"{duration(left)} left"} if left else {})
+        seconds_left = (self._num_steps - step) * ((time.monotonic() - since) / (step - began) if step > began else pace)
+        return words | ({"left": f"{duration(seconds_left)} left"} if seconds_left else {})
 
     def _paint(self) -> None:
         """Writes the live line, where there is one."""

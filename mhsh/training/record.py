@@ -94,8 +94,8 @@ class Log:
         row |= {"spike": True} if spikes else {}
         if not is_finite:
             row["skipped"] = True
-            said = f"step {step}: the loss or a gradient is not finite; the update is skipped (batch {row['batch']})"
-            self._run.display.note(said)
+            message = f"step {step}: the loss or a gradient is not finite; the update is skipped (batch {row['batch']})"
+            self._run.display.note(message)
         row |= self._rates(seconds)
         self._used = Counters(self._tokens, self._flops, seconds)
         self._write(row)
@@ -228,8 +228,8 @@ def _extend_history(before: Mapping[str, Any], start: int, now: Any) -> dict[str
     """A setting's history, by the step after which each value began: `before`, up to step `start`,
     and the value `now`, if it is another.
     """
-    kept = {step: value for step, value in before.items() if int(step) < start}
-    return kept if now in list(kept.values())[-1:] else kept | {str(start): now}
+    history = {step: value for step, value in before.items() if int(step) < start}
+    return history if now in list(history.values())[-1:] else history | {str(start): now}
 
 
 def _clock_settings(values: Mapping[str, Any]) -> dict[str, Any]:

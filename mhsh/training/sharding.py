@@ -78,7 +78,7 @@ def partition_specs(boxed: Any, mesh_shape: Mapping[str, int], model: ModelConfi
     def spec_of(leaf: Any, names: PartitionSpec, is_matrix: bool) -> PartitionSpec:
         axes: list[Any] = list(nn.logical_to_mesh_axes(tuple(names), rules) or ())
         if is_matrix and mesh_shape[FSDP_AXIS] > 1:
-            free = [axis for axis, taken in enumerate(axes) if taken is None or mesh_shape[taken] == 1]
+            free = [axis for axis, mesh_axis in enumerate(axes) if mesh_axis is None or mesh_shape[mesh_axis] == 1]
             free = [axis for axis in free if whole_layers or names[axis] != "layers"]
             divided = [axis for axis in free if leaf.shape[axis] % mesh_shape[FSDP_AXIS] == 0]
             axes[divided[0] if divided else names.index("embed")] = FSDP_AXIS
@@ -145,5 +145,5 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 def put_replicated(value: jax.Array, mesh: Mesh) -> jax.Array:
     """A value that every process has, on every device of the mesh."""
-    here = np.asarray(value)
-    return jax.make_array_from_callback(here.shape, replicated_sharding(mesh), lambda index: here[index])
+    local = np.asarray(value)
+    return jax.make_array_from_callback(local.shape, replicated_sharding(mesh), lambda index: local[index])

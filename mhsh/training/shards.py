@@ -217,8 +217,8 @@ def _psum_scatter(gradient: Array, axis: int) -> Array:
     parts = front.reshape(shards, -1)
     size = parts.shape[1]
     padded = jnp.pad(parts, ((0, 0), (0, -size % _LANES)))
-    own = _reduce_scatter(padded.reshape(shards, -1, _LANES)).reshape(-1)[:size]
-    return jnp.moveaxis(own.reshape(-1, *front.shape[1:]), 0, axis)
+    shard = _reduce_scatter(padded.reshape(shards, -1, _LANES)).reshape(-1)[:size]
+    return jnp.moveaxis(shard.reshape(-1, *front.shape[1:]), 0, axis)
 
 
 def _reduce_scatter(gradient: Array) -> Array:

@@ -177,8 +177,8 @@ class Watchdog:
             now = self.on_wake()
             last, limit = self._last, self.limit()
             if last is not None and limit is not None and now - last > limit:
-                said = f"nothing was done for {limit:.0f} s: this process hangs; run the same command again (its stacks follow)"
-                os.write(_STANDARD_ERROR, f"mhsh: {said}\n".encode())
+                message = f"nothing was done for {limit:.0f} s: this process hangs; run the same command again (its stacks follow)"
+                os.write(_STANDARD_ERROR, f"mhsh: {message}\n".encode())
                 faulthandler.dump_traceback(_STANDARD_ERROR)
                 os._exit(os.EX_TEMPFAIL)
 

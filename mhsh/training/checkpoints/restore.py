@@ -107,14 +107,14 @@ def newest_steps(checkpoints: StoredCheckpoints, count: int, step: int | None) -
     Raises UserError where fewer are saved, or `step` is not among them.
     """
     newest = checkpoints.existing_step(step)
-    kept = [saved for saved in checkpoints.steps() if saved <= newest]
-    if not 1 <= count <= len(kept):
-        named = ", ".join(map(str, sorted(kept)))
+    candidates = [saved for saved in checkpoints.steps() if saved <= newest]
+    if not 1 <= count <= len(candidates):
+        named = ", ".join(map(str, sorted(candidates)))
         raise UserError(
-            f"{count} checkpoints cannot be averaged: up to step {newest} there are {len(kept)} ({named}); "
-            f"average 1 to {len(kept)}, or train with a larger train.keep_checkpoints"
+            f"{count} checkpoints cannot be averaged: up to step {newest} there are {len(candidates)} ({named}); "
+            f"average 1 to {len(candidates)}, or train with a larger train.keep_checkpoints"
         )
-    return kept[:count]
+    return candidates[:count]
 
 
 def average(checkpoints: StoredCheckpoints, steps: Sequence[int], abstract_params: Any) -> Any:
@@ -207,13 +207,13 @@ def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
 
 def _take_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) -> Any:
     """The fresh optimiser state with all that was saved of those parts, and the saved count."""
-    kept = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved.opt_state)}
+    saved_leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved.opt_state)}
 
     def take(path: tuple[Any, ...], leaf: Array) -> Array:
         part = next((name for name in parameter_path(path).split("/") if name in fresh.params), None)
         if part is not None and part not in names:
             return leaf
-        old = kept[jax.tree_util.keystr(path)]
+        old = saved_leaves[jax.tree_util.keystr(path)]
         return old if old.shape == leaf.shape else _extend_table(old, leaf)  # of a position table
 
     return jax.tree_util.tree_map_with_path(take, fresh.opt_state)
