@@ -7,10 +7,10 @@ import math
 import shlex
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from etils import epath
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, ModelCon
 from mhsh.configs import override
 from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
+from mhsh.storage.files import write_atomically
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 from mhsh.text import whole_numbers
 
@@ -68,11 +69,11 @@ def run(
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
 
-    summaries = {}
+    summaries, folder_of_runs = {}, epath.Path(workdir)
     for rate, by_seed in configs.items():
         figures: dict[int, dict[str, float]] = {}
         for seed, own in by_seed.items():
-            run_folder = RunFolder(Path(workdir) / rate / f"seed-{seed}")
+            run_folder = RunFolder(folder_of_runs / rate / f"seed-{seed}")
             stopped_by = train(own, run_folder.path)
             if stopped_by is not None:
                 return interrupted(stopped_by)
@@ -84,10 +85,10 @@ def run(
     if rates is not None:
         found |= {"best": best, "scores": scores}
         print("Best on the validation data:", best)
-    (Path(workdir) / SUMMARY_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder_of_runs / SUMMARY_FILE, json.dumps(found, indent=1) + "\n")
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
-    named = shlex.quote(str(Path(workdir) / best / f"seed-{seed}"))
+    named = shlex.quote(str(folder_of_runs / best / f"seed-{seed}"))
     given, files = PREDICT_INPUT[own.model.objective], with_flags(named_entries(own))
     print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +30,8 @@ from mhsh.interop.import_bert import import_bert, in_task_order
 from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
+from mhsh.interop.weights import checkpoint_folder
 from mhsh.storage.files import check_new_folder, new_folder
-from mhsh.storage.questions import is_dir
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
@@ -66,7 +67,7 @@ def run(
     """
     check_new_folder(out)
     asked = _asked(config, task)
-    folder = Path(source) if is_dir(source) else Path(source).parent
+    folder = checkpoint_folder(source)
     said = _say_what_is_there(folder)
     if is_llama(folder):
         if fresh_heads:
@@ -227,4 +228,4 @@ def _print(config: Config, imported: Imported, source: str, out: str, asked_posi
     if imported.fresh:
         print(f"drawn fresh by train.seed = {config.train.seed}: {', '.join(imported.fresh)}")
     if isinstance(config.data, DataConfig):
-        print(f"to train it further: mhsh train --workdir={out}{with_flags(named_entries(config))}")
+        print(f"to train it further: mhsh train --workdir={shlex.quote(out)}{with_flags(named_entries(config))}")

@@ -1,13 +1,16 @@
-"""mhsh inspect: what mhsh understands of a corpus, a checkpoint or a run, before it is used."""
+"""mhsh inspect: what mhsh understands of a corpus, a checkpoint, a run or a sweep, before it is
+used.
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from etils import epath
 
 from mhsh.config.entries import SOURCES, named_entries, with_flags
 from mhsh.config.registry import WITH
@@ -18,9 +21,10 @@ from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import expand_user, read_object
-from mhsh.storage.questions import exists
+from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import CONFIG_FILE, RunFolder, committed_steps
-from mhsh.text import format_list
+from mhsh.sweep.folder import ENDED, PLAN_FILE, WAITING, SweepFolder
+from mhsh.text import format_list, format_names
 
 EXAMPLES = (
     "mhsh inspect corpus",
@@ -32,16 +36,18 @@ EXAMPLES = (
 
 
 def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: str | None = None, lowercase: bool = False) -> int:
-    """Describes a source, a checkpoint or a run as mhsh reads it.
+    """Describes a source, a checkpoint, a run or a sweep as mhsh reads it.
 
     Of a source: its form, its documents and what looks wrong. Of a Hugging Face checkpoint: its
-    shape, classes and tokenizer. Of a run: its config and checkpoints.
+    shape, classes and tokenizer. Of a run: its config and checkpoints. Of a sweep: what has run.
 
     Args:
-      what: what data.source takes, a file, or a folder of texts, of a checkpoint or of a run
+      what: what data.source takes, a file, or a folder of texts, a checkpoint, a run or a sweep
       vocab: of a source: a vocab.txt, to count the characters that it does not know
       lowercase: that vocabulary has no upper case
     """
+    if lowercase and vocab is None:
+        raise UserError("--lowercase goes with --vocab, the vocabulary that has no upper case")
     if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
         lines = _of_source(what, vocab, lowercase)
     else:
@@ -82,18 +88,46 @@ def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]
 
 def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     path = expand_user(what)
-    config = path / CONFIG_FILE
-    if not exists(config):
-        yield from _of_source(source_for(what), vocab, lowercase)
-    elif "model_type" in read_object(config):
-        if is_remote(what):
-            raise UserError(f"{what} is a Hugging Face checkpoint in a bucket; copy it to a disk, from which mhsh import reads it")
-        from mhsh.interop.describe import describe_checkpoint
+    is_sweep = exists(path / PLAN_FILE) and is_dir(path / "runs")
+    if is_sweep or exists(path / CONFIG_FILE):
+        if vocab is not None:
+            is_a = "a sweep" if is_sweep else "a run or a checkpoint"
+            raise UserError(f"--vocab is for a source, and {what} is {is_a}; leave it out")
+        yield from _of_sweep(path) if is_sweep else _of_config(path)
+        return
+    # In a bucket each file would be asked for.
+    beside = [] if is_remote(path) else [child for child in paths_in(path) if is_dir(child) and RunFolder(child).has_begun()]
+    if beside:
+        names = format_names([child.name for child in beside])
+        raise UserError(f"{what} holds runs: {names}; name one of them, or compare all: mhsh compare {shlex.quote(what)}")
+    yield from _of_source(source_for(what), vocab, lowercase)
 
-        yield from describe_checkpoint(Path(path))
-        yield f"to import it: mhsh import {shlex.quote(what)} --config=bert:12l12h --out=runs/imported"
-    else:
-        yield from _of_run(RunFolder(what))
+
+def _of_sweep(path: epath.Path) -> Iterator[str]:
+    from mhsh.cli.work import named  # not above: it imports this module
+
+    folder = SweepFolder(path)
+    plan = folder.read_plan()
+    states = Counter(folder.state(cell.name).kind for cell in plan.cells)
+    swept = format_list([axis.name for axis in plan.axes])
+    yield f"{path.name}: a sweep of {swept}, {len(plan.cells):,} runs: {format_list([f'{states[kind]} {kind}' for kind in states])}"
+    if states.keys() - set(ENDED):
+        yield f"to go on: mhsh work {named(folder)}"
+    if states.keys() - {WAITING}:
+        yield f"to compare what has run: mhsh compare {named(folder)}"
+
+
+def _of_config(path: epath.Path) -> Iterator[str]:
+    """Of a checkpoint or a run."""
+    if "model_type" not in read_object(path / CONFIG_FILE):
+        yield from _of_run(RunFolder(path))
+        return
+    from mhsh.interop.describe import describe_checkpoint, import_flags
+    from mhsh.interop.weights import checkpoint_folder
+
+    folder = checkpoint_folder(str(path))
+    yield from describe_checkpoint(folder)
+    yield f"to import it: mhsh import {shlex.quote(str(path))} {import_flags(folder)} --out=runs/imported"
 
 
 def _of_run(folder: RunFolder) -> Iterator[str]:

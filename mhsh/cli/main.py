@@ -29,7 +29,7 @@ COMMANDS = {
         "prepare": "turn sentence pairs or documents into packed rows on disk",
     },
     "look": {
-        "inspect": "how mhsh reads a corpus, a checkpoint or a run",
+        "inspect": "how mhsh reads a corpus, a checkpoint, a run or a sweep",
         "compare": "runs and sweeps side by side: a table and report.html",
         "eval": "a checkpoint's metrics on the validation rows of its run",
         "probe": "what the layers of a model do on one batch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,8 @@ def run(*, config: ConfigFlag, out: OutFolderFlag, workers: Count | None = None,
     for line in (*describe(summary), format_unknown(summary)):
         if line:
             _say(line)
-    _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source=arrayrecord:{out}")
+    rows = shlex.quote(f"arrayrecord:{out}")
+    _say(f"{out} is finished ({time.monotonic() - start:.1f} s); train from it with --config.data.source={rows}")
     return 0
 
 

@@ -15,6 +15,7 @@ from mhsh.cli.train import first_line
 from mhsh.config.schema import Config
 from mhsh.configs import Changes
 from mhsh.configs.quickstart import VARIANTS
+from mhsh.storage.files import check_writable
 from mhsh.storage.run_folder import RunFolder
 
 PROMPT, SAMPLE_TOKENS = "The function ", 70
@@ -39,8 +40,9 @@ def run(
     --config.SECTION.FIELD=VALUE changes a field of all of them. A finished run is kept.
 
     Args:
-      workdir: where the runs go
+      workdir: where the runs and the report go, on a disk
     """
+    check_writable("--workdir", workdir)  # here the report is written, too
     folders = []
     for number, (name, config) in enumerate(configs.items(), 1):
         folder = Path(workdir) / name

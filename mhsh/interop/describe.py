@@ -9,6 +9,13 @@ from mhsh.interop.bert_config import read_bert_config
 from mhsh.interop.llama import CONFIG_FILE, is_llama, read_llama_config
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 
+# The further flags of `mhsh import` by the class of transformers, which has the heads.
+_OF_HEADS = {
+    "BertModel": " --fresh-heads",
+    "BertForSequenceClassification": " --task=glue:TASK",
+    "BertForQuestionAnswering": " --task=squad:v2",
+}
+
 
 def describe_checkpoint(folder: Path) -> Iterator[str]:
     """Lines about the architecture, the positions, the order of the classes and the tokenizer.
@@ -33,6 +40,14 @@ def describe_checkpoint(folder: Path) -> Iterator[str]:
         return
     case = {True: "in lower case", False: "cased", None: "which does not say whether it lowers case"}[vocabulary.lowercase]
     yield f"tokenizer: WordPiece of {len(vocabulary.tokens):,} tokens, {case}"
+
+
+def import_flags(folder: Path) -> str:
+    """The flags with which `mhsh import` takes the checkpoint, as far as its config.json says."""
+    if is_llama(folder):
+        return "--config=gpt:6l4h"
+    bert, _ = read_bert_config(folder / CONFIG_FILE)
+    return f"--config=bert:12l12h{_OF_HEADS.get(bert.architecture or '', '')}"
 
 
 def _shape(fields: dict[str, object]) -> str:

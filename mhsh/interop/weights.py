@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from mhsh.errors import UserError
+from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists, is_dir
 
@@ -76,6 +77,15 @@ def write_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 class _WeightsIndex(Struct):
     weight_map: dict[str, FileName]
+
+
+def checkpoint_folder(source: str) -> Path:
+    """The folder of a checkpoint that is named by it, or by a file in it. Raises UserError where it
+    is in a bucket.
+    """
+    if is_remote(source):
+        raise UserError(f"{source} is in a bucket; copy the checkpoint to a disk, from which mhsh import reads it")
+    return Path(source) if is_dir(source) else Path(source).parent
 
 
 def open_weights(source: Path) -> dict[str, SafetensorsFile]:

@@ -64,9 +64,12 @@ def test_every_kept_step_of_a_decoder_goes_out_and_comes_in(capsys, fails, tmp_p
     card = (out / "2" / "README.md").read_text()
     assert "step 2 of 300" in card and "Qwen3ForCausalLM.from_pretrained" in card and '"num_kv_heads": 2' in card
 
-    again = tmp_path / "again"
+    again = tmp_path / "once again"
+    assert main(["inspect", str(out / "2")]) == 0
+    assert capsys.readouterr().out.endswith(f"to import it: mhsh import {out / '2'} --config=gpt:6l4h --out=runs/imported\n")
     assert main(["import", str(out / "2"), "--config=gpt:6l4h", "--config.data.sequence_length=12", f"--out={again}"]) == 0
-    assert "again: Qwen3ForCausalLM of" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "again: Qwen3ForCausalLM of" in printed and printed.endswith(f"further: mhsh train --workdir='{again}'\n")
     folder = RunFolder(again)
     found = folder.read_config()
     assert found.model == replace(config.model, hidden_dropout=0.0)

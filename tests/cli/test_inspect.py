@@ -12,8 +12,9 @@ from pyarrow import parquet
 from mhsh.cli.main import main
 from mhsh.data.wordpiece import SPECIALS
 from mhsh.storage.run_folder import RunFolder
-from tests.conftest import MakeConfig
+from tests.conftest import MakeConfig, load_fields
 from tests.interop.small_bert import TOKENS
+from tests.sweeps import write_sweep
 
 TEXTS = [f"Document {number} is about the river that runs past the mill." for number in range(40)]
 
@@ -97,6 +98,14 @@ def test_a_checkpoint(tmp_path: Path, capsys) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "no", "1": "yes"}}))
     said = inspect(capsys, tmp_path)
     assert "outputs: no, yes\ntokenizer: WordPiece of" in said
+    for architecture, flags in (
+        ("BertModel", " --fresh-heads"),
+        ("BertForMaskedLM", ""),
+        ("BertForQuestionAnswering", " --task=squad:v2"),
+        ("BertForSequenceClassification", " --task=glue:TASK"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+        assert f"mhsh import {tmp_path} --config=bert:12l12h{flags} --out=" in inspect(capsys, tmp_path)
 
 
 def test_a_run(tmp_path: Path, capsys, make_config: MakeConfig) -> None:
@@ -108,6 +117,18 @@ def test_a_run(tmp_path: Path, capsys, make_config: MakeConfig) -> None:
         (folder.checkpoints_path / str(step)).mkdir(parents=True)
         (folder.checkpoints_path / f"{step}.orbax-checkpoint-tmp").mkdir()
         assert inspect(capsys, folder.path).endswith(f"{step:,}\nto go on: {more}\n")
+
+
+def test_a_sweep_and_a_folder_of_runs(tmp_path: Path, capsys, fails) -> None:
+    """Their JSON is no text of a corpus."""
+    path, axes = tmp_path / "my sweep", ["lr=1e-3,2e-3", "seed=0,1"]
+    write_sweep(path, load_fields("bert", "2l8h"), axes, {"learning_rate-0.001_seed-0": 2.0, "learning_rate-0.001_seed-1": 2.0})
+    assert inspect(capsys, path) == (
+        "my sweep: a sweep of learning_rate and seed, 4 runs: 2 finished and 2 not run\n"
+        f"to go on: mhsh work '{path}'\nto compare what has run: mhsh compare '{path}'\n"
+    )
+    said = fails("inspect", str(path / "runs"))
+    assert "holds runs: learning_rate-0.001_seed-0 and learning_rate-0.001_seed-1; name one of them, or" in said
 
 
 def test_the_same_lines_are_at_the_head_of_prepare(tmp_path: Path, capsys) -> None:

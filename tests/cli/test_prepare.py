@@ -61,7 +61,7 @@ def test_it_says_what_it_did_and_never_loads_jax(tmp_path):
 
 def test_it_prepares_documents_too(tmp_path):
     source = write_documents(tmp_path, "t", [f"Document {number} has a sentence.\nIt has another." for number in range(60)])
-    out = tmp_path / "out"
+    out = tmp_path / "my rows"
     files, documents, *lines = ran(pretraining_config(source=source, vocab_size=100), out, workers=2, per_shard=None)
     assert files == f"{source}: 1 file, text in UTF-8" and documents.startswith("60 documents, ")
     assert lines[:2] == [f"reading {source}", "learning a wordpiece vocabulary"]
@@ -72,7 +72,7 @@ def test_it_prepares_documents_too(tmp_path):
     shares = r"padding fraction 0\.\d{4}, unknown fraction 0\.0000, unknown character fraction 0\.0000, used vocabulary [01]\.\d{4}"
     for line, split in zip(lines[4:6], ("train", "validation"), strict=True):
         assert re.fullmatch(rf"{split}: documents \d+, empty documents 0, {counts}, {shares}", line)
-    assert lines[6].endswith(f"train from it with --config.data.source=arrayrecord:{out}")
+    assert lines[6].endswith(f"train from it with --config.data.source='arrayrecord:{out}'")
     assert lines[7:] == ["loaded:"]
 
 
