@@ -31,7 +31,7 @@ from mhsh.interop.llama import import_llama, is_llama
 from mhsh.interop.tensors import Imported
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 from mhsh.interop.weights import checkpoint_folder
-from mhsh.storage.files import check_new_folder, new_folder
+from mhsh.storage.files import check_new_folder, expand_user, new_folder
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
@@ -152,7 +152,7 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
             data = replace(data, lowercase=lowercase, vocab_path="")
             tokenizer = WordPieceTokenizer(vocabulary.tokens, lowercase)
         elif data.vocab_path:
-            tokenizer = load_wordpiece(Path(data.vocab_path).expanduser(), data.lowercase)
+            tokenizer = load_wordpiece(expand_user(data.vocab_path), data.lowercase)
         else:
             raise UserError(f"{folder} holds no vocab.txt and no tokenizer.json; put one there, or set --config.data.vocab_path")
     if tokenizer.vocab_size > imported.model.vocab_size:

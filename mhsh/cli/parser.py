@@ -9,6 +9,7 @@ the signature, and their help is under `Args:` in the docstring. `EXAMPLES` end 
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,6 +203,7 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     changes = {}
     for mark in made.values():
         changes[mark.flag], rest = take_changes(mark.flag, rest)
+    _check_filled(page.command, rest)
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
@@ -211,6 +213,17 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     for name, mark in made.items():
         bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
     return lambda: run(*bound.args, **bound.kwargs)
+
+
+def _check_filled(command: str, arguments: Sequence[str]) -> None:
+    """Raises UserError where an argument is empty, as that of an unset variable is: it would read
+    as one that is not given, or as the folder here. A text may be empty.
+    """
+    for before, argument in itertools.pairwise(["", *arguments]):
+        flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if not value and (equals or not flag) and "--text" not in (before, flag):
+            named = f"{flag}=" if equals else f"the argument after {before or command}"
+            raise UserError(f"{named} is empty; give a value; see mhsh {command} --help")
 
 
 def _take_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

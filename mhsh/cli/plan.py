@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -59,7 +60,7 @@ def run(
     configs: dict[str, Config] = dict(config)
     if max_hours and not chips:
         raise UserError("--max-hours goes with --chips, whose time it bounds")
-    hbm_bytes = round(hbm * GIB) if hbm else None
+    hbm_bytes = None if hbm is None else math.ceil(hbm * GIB)
     target = parse_topology(topology, num_slices) if topology else None
     counts = [(kind, number) for text in chips for kind, number in _chips(text, CHIPS)]
     prices = dict(_price(text, {kind for kind, _ in counts}) for text in price)

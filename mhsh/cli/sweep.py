@@ -65,7 +65,7 @@ class PlanOptions:
     sample: Count | None = None
     add_seeds: Count | None = None
     over: str | None = None
-    choosing_seeds: int | None = None
+    choosing_seeds: Count | None = None
     margin: float | None = None
     pooled: bool = False
 
@@ -112,6 +112,7 @@ def run(
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
     if dry_run:
+        folder.check_takes(plan)
         return 0
     command = f"--add-seeds={options.add_seeds}" if options.add_seeds else "the plan"
     return _train(folder, plan, command, (parallel, together), retry, refine)

@@ -13,7 +13,7 @@ from etils import epath
 
 from mhsh.data.text_files import with_field
 from mhsh.errors import UserError
-from mhsh.storage.files import open_binary, read_object
+from mhsh.storage.files import expand_user, open_binary, read_object
 from mhsh.storage.questions import exists
 
 # Rows and bytes that are in memory at a time. A row group may be as large as its file.
@@ -40,7 +40,7 @@ def read_parquet(path: epath.Path, column: str) -> Iterator[str]:
 def read_arrow(argument: str) -> Iterator[str]:
     """The texts of DIR[:COLUMN], a folder of `save_to_disk` with the rows of one split."""
     folder, column = with_field("arrow", argument, "COLUMN")
-    path = epath.Path(folder).expanduser()
+    path = expand_user(folder)
     if exists(path / "dataset_dict.json"):
         splits = read_object(path / "dataset_dict.json").get("splits") or ["train"]
         raise UserError(f"{folder} holds the splits {', '.join(map(str, splits))}; name one of them: arrow:{folder}/{splits[0]}")

@@ -14,6 +14,7 @@ from mhsh.data.text_files import first_bytes, text_field, text_lines
 from mhsh.data.wordpiece import Tokenizer, check_known, count_unknown, unknown_fraction
 from mhsh.encoding import marked_encoding, signature
 from mhsh.errors import UserError
+from mhsh.storage.files import expand_user
 from mhsh.storage.questions import exists, is_dir
 from mhsh.text import count, format_names
 
@@ -83,7 +84,7 @@ def source_for(path: str) -> str:
     """The `data.source` for a file or a folder, by the first bytes of its first file. Raises
     UserError where there is none, or its files are no form of text.
     """
-    where = epath.Path(path).expanduser()
+    where = expand_user(path)
     if exists(where / "prepare.json"):
         return f"arrayrecord:{path}"
     if exists(where / "state.json") or exists(where / "dataset_dict.json"):

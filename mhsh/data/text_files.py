@@ -24,7 +24,7 @@ from etils import epath
 from mhsh.encoding import HEAD_BYTES, check_head, compression, decode, decode_line, marked_encoding
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
-from mhsh.storage.files import open_binary, read_small_file
+from mhsh.storage.files import expand_user, open_binary, read_small_file
 from mhsh.storage.questions import is_dir, is_file
 
 _MOST_LAYERS = 2  # of compression, one in another
@@ -56,14 +56,14 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
         paths = _matches(pattern)
         if not paths and in_folder is not None:
             folder = pattern.rstrip("/") or "/"
-            if not is_remote(folder) and is_dir(Path(folder).expanduser()):  # its name may have a mark of a glob
+            if not is_remote(folder) and is_dir(expand_user(folder)):  # its name may have a mark of a glob
                 folder = glob.escape(folder)
             paths = _matches(f"{folder}/**/{in_folder}")
             if is_remote(folder):  # whose globs do not leave hidden files out
                 paths = [path for path in paths if "/." not in str(path).removeprefix(folder)]
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not paths and in_folder is not None and not is_remote(pattern) and is_dir(Path(pattern).expanduser()):
+    if not paths and in_folder is not None and not is_remote(pattern) and is_dir(expand_user(pattern)):
         named = "" if in_folder == "*" else f" named {in_folder}"
         raise UserError(f"{whose} is a folder without files{named} (hidden ones do not count); name one that has some")
     if not paths:
@@ -74,7 +74,7 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
 
 def _matches(pattern: str) -> list[epath.Path]:
     if not is_remote(pattern):
-        path = str(Path(pattern).expanduser())  # Path.glob would refuse absolute patterns
+        path = str(expand_user(pattern))  # Path.glob would refuse absolute patterns
         matches = [path] if is_file(path) else glob.glob(path, recursive=True)  # noqa: PTH207
         return [epath.Path(path) for path in matches if is_file(path)]
     try:

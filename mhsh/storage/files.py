@@ -87,9 +87,11 @@ def cache_folder() -> Path:
 
 
 def expand_user(path: epath.PathLike) -> epath.Path:
-    """Replaces `~` in a path to read. Raises UserError for a bucket that cannot be reached."""
+    """Replaces `~` and `~USER` by that user's home; a name that is no user's stays as it is. Raises
+    UserError for a bucket that cannot be reached.
+    """
     check_bucket(path)
-    return epath.Path(path).expanduser()
+    return epath.Path(os.path.expanduser(str(path)))  # noqa: PTH111 (a Path would refuse the name of no user)
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
@@ -200,12 +202,10 @@ def check_new_file(flag: str, path: str | Path | None) -> None:
 
 def check_writable(flag: str, path: str | Path) -> None:
     """Checks, before any work, that a file or a folder can be made at `path`. Folders above it may
-    be missing. Raises UserError where it is in a bucket, is empty, or the file system refuses it.
+    be missing. Raises UserError where it is in a bucket, or the file system refuses it.
     """
     if is_remote(path):
         raise UserError(f"{flag}={path} is in a bucket, and this is written on a local disk alone; write it there, then copy it")
-    if not str(path):
-        raise UserError(f"{flag}= is empty; give a name")
     try:
         with contextlib.suppress(FileNotFoundError):
             Path(path).lstat()  # raises where the name is too long, or one above it is not a folder
@@ -217,8 +217,8 @@ def check_writable(flag: str, path: str | Path) -> None:
 
 def check_folder(flag: str, path: str) -> None:
     """Checks, before any work, that `path` is a folder, or that one can be made there. A bucket
-    says so itself when it is asked. Raises UserError where it is empty, a file, or the file system
-    refuses it.
+    says so itself when it is asked. Raises UserError where it is a file, or the file system refuses
+    it.
     """
     if is_remote(path) or os.path.isdir(path):  # noqa: PTH112 (a name that is too long is none)
         return

@@ -23,8 +23,17 @@ from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.configs import override
 from mhsh.encoding import check_text
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage.bucket import GuardedObject, check_bucket, is_remote
-from mhsh.storage.files import MissingFile, is_half_file, make_durable, make_folder, read_object, read_small_file, write_atomically
+from mhsh.storage.bucket import GuardedObject, is_remote
+from mhsh.storage.files import (
+    MissingFile,
+    expand_user,
+    is_half_file,
+    make_durable,
+    make_folder,
+    read_object,
+    read_small_file,
+    write_atomically,
+)
 from mhsh.storage.holder import HOLDER_FILE, Watch, hold_run
 from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
@@ -57,8 +66,7 @@ class RunFolder:
     def __init__(self, path: epath.PathLike) -> None:
         """Raises UserError where `path` is not text, or in a bucket that cannot be reached."""
         check_text(str(path), "the run folder's path")
-        check_bucket(path)
-        self.path = epath.Path(path)
+        self.path = expand_user(path)
         self.is_remote = is_remote(path)  # in a bucket
         self.checkpoints_path = self.path / "checkpoints"  # Orbax's, with a folder for each saved step
         self.damaged_path = self.path / "damaged_checkpoints"  # set aside: STEP, or STEP.NUMBER from the second time on

@@ -42,6 +42,7 @@ from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import Axis, Cell, Value
+from mhsh.text import format_list
 
 PLAN_FILE = "plan.json"
 
@@ -136,9 +137,7 @@ class SweepFolder:
         Raises:
           UserError: the folder holds another sweep or something else, or cannot be written.
         """
-        # In this order: another host may be opening it too, and writes its plan before all else.
-        if exists(self.path) and _is_occupied(self.path) and not self.has_plan():
-            raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
+        self.check_takes(plan)
         try:
             for name in _FOLDERS:
                 make_folder(self.path / name)
@@ -256,6 +255,16 @@ class SweepFolder:
     def _write_end(self, name: str, end: Mapping[str, Any]) -> None:
         write_atomically(self.path / "ends" / f"{name}.json", json.dumps(end, indent=1) + "\n")
 
+    def check_takes(self, plan: Plan) -> None:
+        """Raises UserError where the folder holds another sweep than a part of `plan`, or something
+        else.
+        """
+        # In this order: another host may be opening it too, and writes its plan before all else.
+        if exists(self.path) and _is_occupied(self.path) and not self.has_plan():
+            raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")
+        if self.has_plan():
+            self._check_holds_part_of(plan, self.read_plan())
+
     def _check_holds_part_of(self, plan: Plan, held: Plan) -> None:
         wanted = {cell.name: cell.config for cell in plan.cells}
         # A margin that is given after the runs is none that was fixed beforehand.
@@ -266,9 +275,10 @@ class SweepFolder:
             )
         for cell in held.cells:
             if cell.name not in wanted:
+                axes = format_list([axis.name for axis in held.axes])
                 raise UserError(
-                    f"{self.path} holds another sweep, whose cell {cell.name} is not in this one; a sweep can grow, not shrink: "
-                    "choose another --workdir, or name all of its axes and values"
+                    f"{self.path} holds another sweep, whose cell {cell.name} is not in this one: its axes stay {axes}, and only "
+                    "values are added; choose another --workdir, or name these axes with all of their values"
                 )
             if wanted[cell.name] != cell.config:
                 raise UserError(

@@ -73,6 +73,8 @@ def test_a_home_that_a_shell_leaves_to_us(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file").touch()
     assert f"--workdir={tmp_path}/file is not a folder" in fails("train", TINY, "--workdir=~/file")
+    # And Python to both; a name that is no user's is a plain one.
+    assert [str(RunFolder(path).path) for path in ("~/run", "~no-user/run")] == [f"{tmp_path}/run", "~no-user/run"]
 
 
 def test_streams_that_are_closed_are_opened_on_nothing() -> None:
