@@ -191,9 +191,19 @@ def test_a_run_whose_files_contradict_each_other_is_refused(make_run) -> None:
     for path, config in zip(paths.values(), configs, strict=True):
         (path / "config.json").write_bytes(config)
     metrics = paths["b"] / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"loss": 2.0', '"loss": 1.9'))
+    metrics.write_text(metrics.read_text().replace('"loss": 2.0', '"loss": 1.8'))
     edited = load_runs([*paths.values()])
     assert [run.name for run in edited.runs] == ["a"] and "the mean of its parts 1.98" in edited.refused[0]
+
+
+def test_a_last_batch_of_one_row_makes_no_run_wrong(make_run) -> None:
+    """Its part hardly counts in the loss, as validation weighs it."""
+    for count in (2, 3, 4, 20):
+        parts, rows = np.array([2.0] * (count - 1) + [2.4]), [32] * (count - 1) + [1]
+        path = make_run(f"{count} parts", [3.0], [1.0])
+        (path / "metrics.jsonl").write_text("")
+        append(path, step=10, split="validation", batch="b", loss=np.average(parts, weights=rows), loss_parts=parts.tolist())
+        assert load_runs([path]).refused == ()
 
 
 GONE = object()
