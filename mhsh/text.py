@@ -151,15 +151,14 @@ def format_range(low: float, high: float, words: Callable[[float], str]) -> str:
     return f"{words(low)} to {words(high)}"
 
 
+def format_difference(value: float) -> str:
+    """`+0.120`, of a difference of losses. A small one keeps a digit instead of becoming 0.000."""
+    return format_signed(value, lambda size: f"{size:.3f}" if size >= 0.0005 or size == 0 else f"{size:.1g}")
+
+
 def format_interval(low: float, high: float) -> str:
-    """`+0.120 to +0.340`, of a difference of losses; `up to +0.340` if it has no lower bound. A
-    small end keeps a digit instead of becoming 0.000.
-    """
-
-    def words(end: float) -> str:
-        return f"{end:.3f}" if end >= 0.0005 or end == 0 else f"{end:.1g}"
-
-    return format_range(low, high, lambda end: format_signed(end, words))
+    """`+0.120 to +0.340`, of a difference of losses; `up to +0.340` if it has no lower bound."""
+    return format_range(low, high, format_difference)
 
 
 def format_values(values: Sequence[Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from mhsh.report.report import MARK, Report, Table
 from mhsh.text import sanitize
@@ -31,7 +32,7 @@ def to_markdown(claims: Sequence[str], pictures: Mapping[str, str], tables: Sequ
       mark: what wrote it, as `check_replaceable` looks for it.
     """
     blocks = [f"<!-- {mark} -->", "\n".join(map(_item, claims))]
-    blocks += [f"![{escape(words)}]({file})" for file, words in pictures.items()]
+    blocks += [f"![{escape(words)}]({quote(file)})" for file, words in pictures.items()]
     for table in tables:
         blocks += [f"{escape(table.title)}:"] * bool(table.title) + [_table(table), escape(table.note)]
     return ("\n\n".join(filter(None, blocks)) + "\n").encode()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mhsh.storage import outcome
-from mhsh.text import format_interval, format_list, format_loss, format_names, format_signed
+from mhsh.text import format_difference, format_interval, format_list, format_loss, format_names, format_signed
 from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, PooledDifference
 from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, TOO_FEW, Estimate
 from mhsh.verdict.fairness import Fairness, unit_mismatch
 from mhsh.verdict.findings import LEVEL, OTHER_UNIT, TOO_FEW_SEEDS, UNTRAINED, Change, Comparison, Finding
 from mhsh.verdict.groups import DIVERGED, STUCK, Choice, Group, Member
+from mhsh.verdict.outcomes import Measure
 
 MOST_WORDS = 25  # of a title
 _NOT_ENOUGH = " not enough to rule out chance"
@@ -38,6 +39,8 @@ def title(comparison: Comparison, prefix: str = "") -> str:
         place: mean for place, mean in enumerate(comparison.estimates) if mean is not None and not groups[place].untrained_members
     }
     if not trained:
+        if any(group.trained_members for group in groups):
+            return f"{prefix}No run has a {comparison.measure.name} after its last step"
         return f"{prefix}{'No run has trained' if any(group.untrained_members for group in groups) else 'No run has finished'} yet"
     best = (min if comparison.measure.lower_is_better else max)(trained, key=lambda place: trained[place].mean)
     rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
@@ -45,16 +48,16 @@ def title(comparison: Comparison, prefix: str = "") -> str:
     if not rivals:
         answer = f"{groups[best].name} ends at a {comparison.measure.name} of {_mean_words(trained[best])}"
         others = [group for place, group in enumerate(groups) if place not in trained]
-        return _short_answer(prefix, [f"{answer}; {_unmeasured_words(others)}", answer] if others else [answer])
+        return _short_answer(prefix, [f"{answer}; {_unmeasured_words(others, comparison.measure)}", answer] if others else [answer])
     nearest = min(rivals, key=lambda place: abs(trained[place].mean - trained[best].mean))
     return _short_answer(prefix, _answers(comparison, best, nearest))
 
 
-def _unmeasured_words(others: Sequence[Group]) -> str:
+def _unmeasured_words(others: Sequence[Group], measure: Measure) -> str:
     """Why the groups without a mean have none, for a sentence on the one group that has one."""
-    names = format_names([group.name for group in others])
+    names, has = format_names([group.name for group in others]), "has" if len(others) == 1 else "have"
     if not any(group.untrained_members for group in others):
-        return f"{names} {'has' if len(others) == 1 else 'have'} no finished run yet"
+        return f"{names} {has} no {measure.name if any(group.trained_members for group in others) else 'finished run yet'}"
     return f"not all runs of {names} trained" if any(group.trained_members for group in others) else f"no run of {names} trained"
 
 
@@ -69,8 +72,10 @@ def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
     start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
     if finding.decision is not None and finding.decision.words == EQUIVALENT and finding.verdict != TOO_FEW_SEEDS:
         start = f"Equivalent within {finding.decision.margin:g}"
-    start = "No fair comparison" if finding.fairness.unequal else start
-    ends = f"ends {format_loss(abs(difference.mean))} {'below' if difference.mean < 0 else 'above'}"
+    is_unfair = finding.fairness.unequal or finding.fairness.may_be_size(_is_better(comparison, finding))
+    start = "No fair comparison" if is_unfair else start
+    size = difference_words(difference)(abs(difference.mean)).removeprefix("+")
+    ends = f"ends {size} {'below' if difference.mean < 0 else 'above'}"
     parts = [part for part in ours.split(", ") if part not in theirs.split(", ")[1:]]
     short = ours if len(parts) == len(ours.split(", ")) else ", ".join(parts)
     rival = "the baseline" if other == comparison.baseline else "the next"
@@ -121,7 +126,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
             )
             yield f"{' and '.join(shares)}{fisher}{ranks}: their losses are not compared."
     yield from _join_groups(fair)
-    yield from _missing_sentences(groups)
+    yield from _missing_sentences(comparison)
     choices = _choices(groups)
     for group, choice in choices:
         yield from _choice_words(choice, group)
@@ -165,6 +170,11 @@ def cautions(comparison: Comparison, place: int) -> list[str]:
     if group.choice and not group.choice.is_final:
         found.append("choosing runs have not ended")
     return found
+
+
+def difference_words(difference: Estimate | None) -> Callable[[float], str]:
+    """The format of a difference and its interval, where what is significant is not 0.000."""
+    return format_difference if difference is not None and difference.is_significant else format_signed
 
 
 def unbounded_reason(comparison: Comparison, place: int) -> str:
@@ -218,10 +228,11 @@ def change_words(change: Change) -> str:
 def pooled_words(pooled: PooledDifference) -> str:
     """The sentence on a difference that is pooled over several sweeps."""
     difference, where = pooled.estimate, f"over {len(pooled.sections)} sweeps ({format_names(pooled.sections)})"
+    left_out = f", without {format_names(pooled.left_out)}, whose difference has no bound," if pooled.left_out else ""
     mean = f"{format_signed(difference.mean)} ({format_interval(difference.low, difference.high)})"
     when = "as planned" if pooled.planned else "post hoc"
     same = f"{pooled.same_sign} of {pooled.pairs} pairs of seeds have its sign"
-    return f"{pooled.relation}: {where} the difference is {mean}, random effects, {when}; {same}."
+    return f"{pooled.relation}: {where}{left_out} the difference is {mean}, random effects, {when}; {same}."
 
 
 def deciding_words(decision: Decision) -> str:
@@ -274,7 +285,11 @@ def _pairing_sentences(comparison: Comparison, finding: Finding) -> Iterable[str
     if finding.difference is None:
         return
     base = comparison.experiment.groups[comparison.baseline]
-    ours, theirs = ({member.replicate: member for member in group.trained_members} for group in (finding.group, base))
+    places = comparison.experiment.groups.index(finding.group), comparison.baseline
+    ours, theirs = (
+        {member.replicate: member for member in group.trained_members if member.replicate in comparison.values[place].known}
+        for place, group in zip(places, (finding.group, base), strict=True)
+    )
     only = [(finding.group.name, [ours[each] for each in ours if each not in theirs])]
     only.append((base.name, [theirs[each] for each in theirs if each not in ours]))
     if finding.difference.paired:
@@ -312,14 +327,17 @@ def _seed_words(members: Iterable[Member]) -> str:
     return format_list([f"seed {one} with data seed {other}" for one, other in pairs])
 
 
-def _missing_sentences(groups: Sequence[Group]) -> Iterable[str]:
+def _missing_sentences(comparison: Comparison) -> Iterable[str]:
     """Which planned runs are not in the comparison."""
+    groups = comparison.experiment.groups
     unfinished = [group.name for group in groups if len(group.missing_members) == len(group.members)]
     if unfinished:
         yield f"{format_names(unfinished)} {'has' if len(unfinished) == 1 else 'have'} no finished run yet."
     words = []
-    for group in groups:
+    for group, values in zip(groups, comparison.values, strict=True):
         states = Counter(member.state if member.is_named else "not named" for member in group.missing_members)
+        if unmeasured := len(values.final) - len(values.known):
+            states[f"without {comparison.measure.name}"] = unmeasured
         if states and group.name not in unfinished:
             counts = format_list([f"{count} {what}" for what, count in states.items()])
             words.append(f"{counts} of {len(group.members)} runs of {group.name}")

@@ -13,8 +13,8 @@ import numpy as np
 
 from mhsh import text
 from mhsh.report.report import CAUTION, Column, Row, Table, TableCell
-from mhsh.report.sentences import cautions, deciding_words, unbounded_reason
-from mhsh.text import format_list, format_loss, format_range, format_signed
+from mhsh.report.sentences import cautions, deciding_words, difference_words, unbounded_reason
+from mhsh.text import format_list, format_loss, format_range
 from mhsh.verdict.estimate import Estimate, Replicate, estimate_finite
 from mhsh.verdict.fairness import find_conditions
 from mhsh.verdict.findings import HIGHER, LOWER, TOO_FEW_SEEDS, UNTRAINED, Comparison, Finding
@@ -84,10 +84,9 @@ def _groups_table(section: ReportSection) -> Table:
         finding = comparison.findings[place]
         difference = TableCell("baseline")
         if finding is not None:
-            difference = dataclasses.replace(
-                _estimate_cell(finding.difference, format_signed, unbounded_reason(comparison, place)),
-                mark=_MARKS.get(finding.verdict, ""),
-            )
+            words = difference_words(finding.difference)
+            difference = _estimate_cell(finding.difference, words, unbounded_reason(comparison, place))
+            difference = dataclasses.replace(difference, mark=_MARKS.get(finding.verdict, ""))
         best = [
             TableCell(f"{choice.optimum.rate:g}", value=choice.optimum.rate) if choice.optimum else "none"
             for choice in [group.choice]
@@ -167,15 +166,19 @@ def rates_tables(sections: Sequence[ReportSection]) -> list[Table]:
 
 
 def _rate_map(measure: Measure, field: str, rows: Mapping[str, _Grid], values: Sequence[float]) -> Table:
-    estimates = {name: {value: estimate_finite(each.values()) for value, each in grid.items()} for name, grid in rows.items()}
-    means = {name: {value: each.mean for value, each in grid.items() if each} for name, grid in estimates.items()}
+    # The mean of those that trained alone would be that of the luckier seeds.
+    means = {
+        name: {value: statistics.fmean(each.values()) for value, each in grid.items() if all(map(math.isfinite, each.values()))}
+        for name, grid in rows.items()
+    }
     best = {name: (min if measure.lower_is_better else max)(grid.values()) for name, grid in means.items() if grid}
     worst = max((abs(value - best[name]) for name, grid in means.items() for value in grid.values()), default=0.0) or 1.0
 
     def cell(name: str, value: float) -> TableCell:
         mean = means[name].get(value)
         if mean is None:
-            return TableCell("not trained" if value in rows[name] else "")
+            trained = [math.isfinite(each) for each in rows[name].get(value, {}).values()]
+            return TableCell("" if not trained else f"{sum(trained)} of {len(trained)} trained" if any(trained) else "not trained")
         distance = abs(mean - best[name])
         return TableCell(format_loss(mean), "\u25c6" * (not distance), value=mean, heat=math.sqrt(distance / worst))
 

@@ -47,6 +47,7 @@ class PooledDifference:
 
     relation: str  # what the groups have in common, as in `1 head a layer`
     sections: tuple[str, ...]
+    left_out: tuple[str, ...]  # sections whose difference has no bound or no spread
     estimate: Estimate  # `seeds` counts the sections
     between: float  # the standard deviation between sections
     same_sign: int  # seeds whose difference has the sign of the mean
@@ -90,19 +91,20 @@ def decide(
     return Decision(words, margin, values=tuple(values((alone.high - alone.low) / 2)))
 
 
+def is_bounded(difference: Estimate, doubt: Doubt) -> bool:
+    """Whether a difference has a spread and a bound, without which it is not pooled."""
+    return math.isfinite(difference.error) and math.isfinite(doubt.error) and not (doubt.open_below or doubt.open_above)
+
+
 def pool(differences: Sequence[Estimate], doubts: Sequence[Doubt]) -> tuple[Estimate, float] | None:
-    """The mean of at least three differences by POOLED_RULE, and the standard deviation between
-    them; None where too few have a spread and a bound.
+    """The mean of differences that are bounded, by POOLED_RULE, and the standard deviation between
+    them; None where they are fewer than three.
     """
-    bounded = [
-        (each.mean - doubt.shift, math.hypot(each.error, doubt.error))
-        for each, doubt in zip(differences, doubts, strict=True)
-        if math.isfinite(each.error) and math.isfinite(doubt.error) and not (doubt.open_below or doubt.open_above)
-    ]
-    if len(bounded) < 3:
+    if len(differences) < 3:
         return None
-    means, errors = zip(*bounded, strict=True)
-    freedom = len(bounded) - 1
+    means = [each.mean - doubt.shift for each, doubt in zip(differences, doubts, strict=True)]
+    errors = [math.hypot(each.error, doubt.error) for each, doubt in zip(differences, doubts, strict=True)]
+    freedom = len(means) - 1
     fixed = [error**-2 for error in errors]
     level = _weighted_mean(means, fixed)
     excess = math.fsum(weight * (mean - level) ** 2 for mean, weight in zip(means, fixed, strict=True)) - freedom
@@ -113,7 +115,7 @@ def pool(differences: Sequence[Estimate], doubts: Sequence[Doubt]) -> tuple[Esti
     error = math.sqrt(max(1.0, dispersion) / math.fsum(weights))  # never surer than the sections themselves
     half_width = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
     p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
-    return Estimate(mean, mean - half_width, mean + half_width, len(bounded), p_value, error=error), math.sqrt(between)
+    return Estimate(mean, mean - half_width, mean + half_width, len(means), p_value, error=error), math.sqrt(between)
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -104,6 +104,11 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
     def row(what: str, effect: Effect, value: Callable[[RecordedRun], Any]) -> Condition:
         return _condition(what, [[value(run) for run in group] for group in groups], effect)
 
+    def of_ended(what: str, value: Callable[[RecordedRun], Any]) -> Condition:
+        """Of a run that has not made all its steps nothing is known yet."""
+        known = [[value(run) for run in group if run.end == run.config.train.num_steps and not run.is_cut] for group in groups]
+        return _condition(what, known, Effect.LOSS)
+
     def record(what: str, effect: Effect, *keys: str) -> Condition:
         return row(what, effect, lambda run: run.recorded(*keys))
 
@@ -113,10 +118,10 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
     rows = [
         record("data", Effect.LOSS, "data", "fingerprint"),
         row("order of the data (batches at equal steps)", Effect.LOSS, _order_digest(runs)),
-        row("validation batches", Effect.LOSS, lambda run: ", ".join(run.validation_batches) or "none"),
+        of_ended("validation batches", lambda run: ", ".join(run.validation_batches) or "none"),
         row(_DATA_SEEDS, Effect.LOSS, lambda run: run.config.data.seed),
         *([] if SHAPE in treatment else [settings(SHAPE)]),
-        row(_TOKENS, Effect.LOSS, lambda run: _to_int(run.total("tokens"))),
+        of_ended(_TOKENS, lambda run: _to_int(run.total("tokens"))),
         record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
         *(
             record(
@@ -154,7 +159,8 @@ def fairness(group: Group, baseline: Group, treatment: Sequence[str] = DEFAULT_T
     ours, theirs = group.runs_by_replicate, baseline.runs_by_replicate
     pairs = [([ours[replicate]], [theirs[replicate]]) for replicate in ours if replicate in theirs]
     pairs = pairs if len(pairs) > 1 else [([*ours.values()], [*theirs.values()])]
-    rows = [row for pair in pairs if all(pair) for row in find_conditions(pair, treatment) if not row.equal]
+    meant = (*treatment, tuned) if tuned else treatment
+    rows = [row for pair in pairs if all(pair) for row in find_conditions(pair, meant) if not row.equal]
     differing = {effect: {row.name: row for row in rows if row.effect is effect} for effect in Effect}
     unequal = [*differing[Effect.LOSS]]
     if _DATA_SEEDS in unequal:  # they make the data different too: one difference, not two
@@ -213,12 +219,13 @@ def _excess(ours: float, theirs: float) -> float:
 
 
 def _condition(what: str, by_group: Sequence[Sequence[Any]], effect: Effect) -> Condition:
-    """`by_group` has a value for each run of each group."""
+    """`by_group` has a value for each run of each group of which it is known."""
     distinct = [_distinct(values) for values in by_group]
+    known = [values for values in distinct if values]
     shown = iter(format_values([value for values in distinct for value in values]))
-    texts = tuple("; ".join(next(shown) for _ in values) for values in distinct)
+    texts = tuple("; ".join(next(shown) for _ in values) or "not known yet" for values in distinct)
     counts = tuple(max(float(value or 0) for value in values) for values in distinct) if effect is Effect.SIZE else ()
-    return Condition(sanitize(what), texts, all(values == distinct[0] for values in distinct), effect, counts)
+    return Condition(sanitize(what), texts, all(values == known[0] for values in known), effect, counts)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from mhsh.errors import UserError
 from mhsh.storage.files import absolute
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.decision import HIGHER, LOWER, Decision, PooledDifference, decide, pool
+from mhsh.verdict.decision import HIGHER, LOWER, Decision, PooledDifference, decide, is_bounded, pool
 from mhsh.verdict.estimate import MIN_SEEDS, Doubt, Estimate, Replicate, difference, estimate_finite, judge, rank_sum, spreads
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.fairness import Fairness, fairness, unequal_conditions, unit_mismatch
@@ -212,12 +212,12 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
     measure = comparison.measure
     group, other = (comparison.experiment.groups[each] for each in (place, comparison.baseline))
     fair = fairness(group, other, comparison.treatment, group.choice.over if group.choice else "")
-    values = comparison.values[place], comparison.values[comparison.baseline]
-    ours, theirs = ({key: value for key, value in each.final.items() if math.isfinite(value)} for each in values)
+    ours, theirs = (comparison.values[each].known for each in (place, comparison.baseline))
     judged = None
     if ours and theirs and one_unit:
         judged = judge(difference(ours, theirs), doubt=comparison.doubt(place))
-    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, judged, fair, ratios=cost_ratios(group, other, measure.split))
+    ratios = cost_ratios(group, other, measure.split) if one_unit else {}
+    found = Finding(group, UNMEASURED if one_unit else OTHER_UNIT, judged, fair, ratios=ratios)
     if group.untrained_members or other.untrained_members:
         from scipy import stats  # which takes a second
 
@@ -272,7 +272,8 @@ def _pool_comparisons(comparisons: Sequence[Comparison]) -> list[PooledDifferenc
             if finding is not None and finding.tested_difference is not None:
                 matching.setdefault(_match_key(each, place), []).append((each, place, finding.tested_difference))
     found = []
-    for entries in matching.values():
+    for matched in matching.values():
+        entries = [each for each in matched if is_bounded(each[2], each[0].doubt(each[1]))]
         pooled = pool([difference for *_, difference in entries], [each.doubt(place) for each, place, _ in entries])
         if pooled is None or len({each.section for each, _, _ in entries}) < len(entries):
             continue
@@ -281,7 +282,8 @@ def _pool_comparisons(comparisons: Sequence[Comparison]) -> list[PooledDifferenc
         plans = [each.experiment.plans.get(each.experiment.groups[place].sweep) for each, place, _ in entries]
         planned = all(plan is not None and plan.pooled for plan in plans)
         relation, names = _relation(*entries[0][:2]), tuple(each.name for each, _, _ in entries)
-        found.append(PooledDifference(relation, names, *pooled, same, len(pairs), planned))
+        left_out = tuple(each.name for each, _, _ in matched if each.name not in names)
+        found.append(PooledDifference(relation, names, left_out, *pooled, same, len(pairs), planned))
     return found
 
 
@@ -314,7 +316,7 @@ def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
     finding = comparison.findings[place]
     if finding is None or finding.verdict == UNTRAINED:
         return {}
-    ours, theirs = (comparison.values[each].final for each in (place, comparison.baseline))
+    ours, theirs = (comparison.values[each].known for each in (place, comparison.baseline))
     return {replicate: ours[replicate] - theirs[replicate] for replicate in ours if replicate in theirs}
 
 

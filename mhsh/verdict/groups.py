@@ -110,7 +110,7 @@ class Choice:
 
     over: str  # the field's path
     measure: str  # by which it was chosen, as in `validation loss`
-    measured: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs that trained, by each value that was tried
+    measured: Mapping[float, Mapping[Replicate, float]]  # of the choosing runs, by each value that was tried; nan: did not train
     optimum: Optimum | None  # None: at no value all choosing runs trained
     trials: int  # choosing runs that have ended
     choosing: tuple[str, ...]  # names of the choosing runs
@@ -118,8 +118,7 @@ class Choice:
     @property
     def highest_trained(self) -> float | None:
         """The highest value that was tried at which all choosing runs trained; None: none."""
-        every = {key for losses in self.measured.values() for key in losses}
-        return max((value for value, losses in self.measured.items() if losses.keys() >= every and losses), default=None)
+        return max((value for value, losses in self.measured.items() if all(map(math.isfinite, losses.values()))), default=None)
 
     @property
     def is_final(self) -> bool:

@@ -62,6 +62,11 @@ class Values:
     loss_parts: Mapping[Replicate, np.ndarray]  # RecordedRun.loss_parts; none of another primary measure
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
 
+    @property
+    def known(self) -> dict[Replicate, float]:
+        """The primary measure of the runs that have it after their last step."""
+        return {replicate: value for replicate, value in self.final.items() if math.isfinite(value)}
+
 
 def measure_all(experiment: Experiment, key: str = LOSS) -> tuple[Measure, tuple[Values, ...]]:
     """The measure that is called so, and what it and all others are of every group.

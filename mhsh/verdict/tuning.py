@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -195,11 +196,17 @@ def _tuning_of(section: Experiment, by: Sequence[str], over: str | None, choosin
 
 
 def _families(experiment: Experiment, path: str) -> list[list[Group]]:
-    """The groups that are equal in all fields but `path`."""
+    """The groups that are equal in all fields but `path`, one a value: where data seeds or second
+    runs make several at a value, each is in a family of its own.
+    """
     families: dict[Any, list[Group]] = {}
+    seen: Counter[Any] = Counter()
     for group in experiment.groups:
-        fields = {name: value for name, value in flatten(group.config).items() if name not in (path, *SEEDS)}
-        families.setdefault((group.sweep, tuple(sorted((name, repr(value)) for name, value in fields.items()))), []).append(group)
+        fields = {name: repr(value) for name, value in flatten(group.config).items() if name not in SEEDS}
+        value = fields.pop(path, "")
+        alike = group.sweep, tuple(sorted(fields.items()))
+        families.setdefault((alike, seen[alike, value]), []).append(group)
+        seen[alike, value] += 1
     return list(families.values())
 
 
@@ -235,16 +242,19 @@ def _tune_family(
 ) -> Group:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
     trials = {value: [each for each in group.members if each.replicate in choosing] for value, group in by_value.items()}
-    values = {value: {each.replicate: _value(each, measure) for each in of if each.is_trained} for value, of in trials.items()}
-    keys = set().union(*values.values())
     # What was tried is what ran: a value counts where the runs of all these seeds have ended.
     ended = {
-        value: {each.replicate for each in members if each.is_trained or each.is_untrained} for value, members in trials.items()
+        value: {
+            each.replicate: _value(each, measure) if each.is_trained else math.nan
+            for each in members
+            if each.is_trained or each.is_untrained
+        }
+        for value, members in trials.items()
     }
-    values = {value: known for value, known in values.items() if ended[value] and ended[value] >= keys}
-    # A replicate is missing at a value where its run did not train: that value is not chosen.
+    keys = set().union(*ended.values())
+    values = {value: known for value, known in ended.items() if known and known.keys() >= keys}
     sign = 1 if measure.lower_is_better else -1
-    table = {value: {key: sign * known.get(key, math.nan) for key in keys} for value, known in values.items()}
+    table = {value: {key: sign * each for key, each in known.items()} for value, known in values.items()}
     optimum = find_optimum(table)
     group = by_value[optimum.rate] if optimum else groups[0]
     if optimum and len(choosing) == 1:  # the noise is that of the reporting seeds

@@ -120,7 +120,7 @@ def test_cells_finish_diverge_and_fail_and_all_of_it_is_seen(corpus, tmp_path, c
     assert states(folder) == [FINISHED, GAVE_UP, FINISHED, GAVE_UP]
     assert metrics.read_bytes() == before
     report = msgspec.convert(json.loads((folder / "report.json").read_bytes())["report"], Report)
-    states_shown = [row.full[3].text for row in report.tables[-1].rows]
+    states_shown = [row.full_cells[3].text for row in report.tables[-1].rows]
     assert states_shown == ["on the unigram plateau", "diverged"] * 2  # six steps do not leave it
     shape = RunFolder(there.run_folder(names[0]).path).read_run()["parameters"]["total"]
     assert shape == there.read_plan().cells[0].cost["parameters"]
@@ -219,7 +219,7 @@ def test_a_refined_grid_ends_half_an_octave_around_the_best_value(learnable, tmp
     rates = [float(value) for value in SweepFolder(folder).read_plan().axes[0].values]
     assert len(rates) >= 5 and rates == sorted(rates)
     report = msgspec.convert(json.loads((folder / "report.json").read_bytes())["report"], Report)
-    best = float(report.tables[0].rows[0].full[1].text)
+    best = float(report.tables[0].rows[0].full_cells[1].text)
     place = rates.index(best)
     assert rates[place + 1] / best < 1.5 and best / rates[place - 1] < 1.5
     assert report.rates[0].title.endswith(" by learning rate")

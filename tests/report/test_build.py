@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mhsh.verdict.decision import PooledDifference
 from mhsh.verdict.estimate import Estimate
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
-from mhsh.verdict.tuning import tune
+from mhsh.verdict.tuning import tune, tune_sections
 from tests.conftest import ROOT, load_fields
 from tests.judging import swept
 from tests.planted import MakeRun
@@ -127,11 +127,54 @@ def test_a_row_has_its_decision_its_ratio_of_tokens_and_its_spikes(make_run: Mak
 
 
 def test_a_pooled_finding_says_how_many_seeds_agree_and_whether_it_was_planned() -> None:
-    pooled = PooledDifference("1 head a layer", ("a", "b", "c"), Estimate(0.02, 0.009, 0.031, 3), 0.0, 32, 32, planned=False)
+    pooled = PooledDifference("1 head a layer", ("a", "b", "c"), (), Estimate(0.02, 0.009, 0.031, 3), 0.0, 32, 32, planned=False)
     assert pooled_words(pooled) == (
         "1 head a layer: over 3 sweeps (a, b and c) the difference is +0.020 (+0.009 to +0.031), random effects, post hoc; "
         "32 of 32 pairs of seeds have its sign."
     )
+
+
+def test_what_has_no_bound_is_not_counted_as_pooled(tmp_path: Path) -> None:
+    """Of four sweeps that are tuned the last has its best rate at an edge."""
+
+    def loss(name: str) -> Callable[[float, int, int], float]:
+        best = {"d": 0.008}.get(name, 0.002)
+        noise = {"a": 1, "b": 2, "c": 3, "d": 4}[name]
+        return lambda rate, heads, seed: (
+            2.0
+            + 0.05 * (heads == 1)
+            + 0.1 * math.log2(rate / (best if heads == 1 else 0.002)) ** 2
+            + 0.002 * math.sin(7 * seed + 999 * rate + heads + noise)
+        )
+
+    axes = ["lr=1e-3,2e-3,4e-3", "heads_per_layer=8,1", "seed=0,1,2,3"]
+    sections = tune_sections(load_experiment([swept(tmp_path / name, axes, loss(name)) for name in "abcd"]), over="lr")
+    (pooled,) = judge_page([compare(section, section=words) for words, section in sections.items()]).pooled
+    assert (pooled.sections, pooled.left_out, pooled.estimate.seeds, pooled.pairs) == (("a", "b", "c"), ("d",), 3, 6)
+    assert ": over 3 sweeps (a, b and c), without d, whose difference has no bound, the difference is +0.0" in pooled_words(pooled)
+
+
+def test_a_length_is_drawn_at_the_tokens_of_the_runs_that_made_it(tmp_path: Path) -> None:
+    axes = ["heads_per_layer=8,1", "budget=100,400", "seed=0,1,2"]
+    sweep = swept(tmp_path, axes, lambda heads, length, seed: BY_LENGTH[heads, length] + 0.01 * seed + 0.001 * heads * seed)
+    stopped = sweep / "runs" / "heads_per_layer-8_budget-400_seed-2"
+    (stopped / "run.json").write_text((stopped / "run.json").read_text().replace('"finished"', '"stopped"'))
+    rows = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text("".join(rows[:2]))
+    for figure in report_of([sweep]).points:
+        assert {round(point.x, 6) for series in figure.series for point in series.points} == {0.2, 0.8}  # tokens a parameter
+
+
+def test_a_small_difference_is_no_zero(make_run: MakeRun) -> None:
+    ends = {"a": [2.5, 2.51, 2.49], "b": [2.50031, 2.5103, 2.49032]}
+    paths = [
+        make_run(f"{name} {seed}", [4.0], [loss], model=DEEP if name == "b" else {}, training={"seed": seed})
+        for name, losses in ends.items()
+        for seed, loss in enumerate(losses)
+    ]
+    report = report_of(paths)
+    shown = cells(report.results[0], 1)["difference"]
+    assert shown.text == "+0.0003" and shown.note.startswith("+0.0003 to ") and " ends 0.0003 below " in report.title
 
 
 def test_runs_that_train_are_shown_with_their_rate_and_no_problem(make_run: MakeRun) -> None:

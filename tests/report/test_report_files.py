@@ -98,12 +98,12 @@ def test_a_logarithmic_axis_has_several_ticks_and_not_many(low: float, ratio: fl
 @pytest.mark.parametrize(("name", "shown"), list(zip(HOSTILE, CLEAN, strict=True)))
 def test_markdown_is_read_back_as_it_is(name: str, shown: str) -> None:
     assert READ.render(escape(name)) == f"<p>{html.escape(shown, quote=False)}</p>\n"
-    page = READ.render(report_to_markdown(planted_report((name, "b")), {"report.svg": name}).decode())
+    page = READ.render(report_to_markdown(planted_report((name, "b")), {"my report.svg": name}).decode())
     cells = [html.unescape(cell) for cell in re.findall("<td.*?>(.*?)</td>", page)]
     assert cells[:6] == [shown, "2.103 (2.010 to 2.196)", shown, "b", "2.103 * (2.010 to 2.196)", "b"]
     assert f"<li>{html.escape(shown, quote=False)} ended lowest.</li>" in page
     assert f"<li>Problem: {html.escape(shown, quote=False)}: is cut short</li>" in page
-    assert page.count("<table>") == 4 and "report.svg" in page
+    assert page.count("<table>") == 4 and 'src="my%20report.svg"' in page  # a space would end its address
 
 
 def test_all_files_are_written_replaced_and_equal(report: Report, tmp_path: Path) -> None:

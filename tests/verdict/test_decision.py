@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from mhsh.verdict.decision import EQUIVALENT, HIGHER, LOWER, MOST_SEEDS, UNDECIDED, decide, margin_verdict, pool
+from mhsh.verdict.decision import EQUIVALENT, HIGHER, LOWER, MOST_SEEDS, UNDECIDED, decide, is_bounded, margin_verdict, pool
 from mhsh.verdict.estimate import Doubt, Estimate, Spread, judge
 
 
@@ -74,7 +74,9 @@ def test_random_effects_by_hand() -> None:
     alike = pool([apart(0.03, 0.006)] * 4, [Doubt(0.01, 0.008)] * 4)
     assert alike is not None and alike[1] == 0
     assert (alike[0].mean, alike[0].error) == (pytest.approx(0.02), pytest.approx(0.01 / 2))
-    assert pool([apart(0.03, 0.006)] * 3, [Doubt(), Doubt(), Doubt(open_above=True)]) is None
+    assert pool([apart(0.03, 0.006)] * 2, [Doubt()] * 2) is None
+    unbounded = [Doubt(open_above=True), Doubt(open_below=True), Doubt(error=math.inf)]
+    assert [is_bounded(apart(0.03, 0.006), doubt) for doubt in (Doubt(), *unbounded)] == [True, False, False, False]
 
 
 def test_pooled_intervals_cover_the_truth() -> None:

@@ -102,10 +102,52 @@ def test_what_has_not_ended_is_no_loss_yet(make_run: MakeRun):
     assert "16x1 admin has no finished run yet." in sentences(comparison)
 
 
+def test_a_run_that_goes_on_does_not_make_the_others_unfair(make_run: MakeRun):
+    """Of the tokens and the validation of a run that has not made its steps nothing is known."""
+    paths = planted(make_run, {"a": ({}, SHALLOW), "b": (DEEPER, DEEP)})
+    paths.append(make_run("b 5", [4.0], model=DEEPER, training={"seed": 5, "num_steps": 10}, record={"status": "running"}))
+    paths.append(make_run("a 5", [4.0, 3.0], [2.5, 2.4], training={"seed": 5, "num_steps": 10}, record={"status": "running"}))
+    rows = (paths[-1] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (paths[-1] / "metrics.jsonl").write_text("".join(row for row in rows if '"step": 20' not in row))
+    comparison = judge(paths)
+    assert verdicts(comparison) == [None, HIGHER]
+    assert "16x1 admin: A fair comparison: only the head grouping differs." in sentences(comparison)
+
+
 def test_losses_in_other_units_are_not_compared(make_run: MakeRun):
     comparison = judge([make_run("a", [4.0, 3.0], [2.0]), make_run("b", [4.0, 3.5], [1.0], data={"tokenizer": "bytes"})])
     assert verdicts(comparison) == [None, OTHER_UNIT]
     assert "the tokenizer differs" in title(comparison)
+    paths = [
+        make_run(f"{name} {seed}", [4.0], [2.9, end + 0.01 * seed], data={"tokenizer": name}, training={"seed": seed})
+        for name, end in (("bytes", 1.0), ("wordpiece", 2.0))
+        for seed in range(3)
+    ]
+    assert all(finding is None or finding.ratios == {} for finding in judge(paths).findings)
+
+
+def test_a_run_without_the_measure_is_named(make_run: MakeRun):
+    paths = planted(make_run, {"a": ({}, SHALLOW), "b": (DEEPER, DEEP)})
+    for place, path in enumerate(paths):
+        edit_last_row(path, bleu=20.0 + place % 3 if place < 9 else None)
+    comparison = judge(paths, measure="bleu")
+    said = list(sentences(comparison))
+    assert "Missing: 1 without validation bleu of 5 runs of 16x1 admin." in said
+    assert "16x1 admin is paired with 2x8 admin on the 4 seeds in common; without seed 4 of 2x8 admin." in said
+    for path in paths[5:]:
+        edit_last_row(path, bleu=None)
+    assert title(judge(paths, measure="bleu")).endswith("; 16x1 admin has no validation bleu")
+
+
+def test_a_change_is_of_the_seeds_that_have_the_measure(tmp_path):
+    paths = [heads(tmp_path / name, SHALLOW, DEEP) for name in ("small", "large")]
+    for size, sweep in enumerate(paths):
+        for grouped, seed in ((grouped, seed) for grouped in (8, 1) for seed in range(5)):
+            value = None if (size, grouped, seed) == (1, 1, 4) else 20.0 + seed * grouped / 9 + size * (grouped == 1)
+            edit_last_row(sweep / "runs" / f"heads_per_layer-{grouped}_seed-{seed}", bleu=value)
+    sections = load_experiment(paths).sections()
+    _, (change,), _ = judge_page([compare(section, "bleu", section=words) for words, section in sections.items()])
+    assert change.estimate.seeds == 4 and change.estimate.mean == pytest.approx(1.0)
 
 
 def test_several_factors_at_once_are_confounded(make_run: MakeRun):
@@ -126,6 +168,7 @@ def test_a_larger_model_that_loses_is_comparable_and_one_that_wins_is_not(make_r
     ]
     said = "".join(sentences(judge(paths)))
     assert ("Not comparable" not in said) == ("ends worse all the same" in said) == comparable
+    assert title(judge(paths)).startswith("No fair comparison: ") != comparable
     assert "it has 3.7 % more parameters" in said
 
 

@@ -34,9 +34,9 @@ def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: 
     expected = []
     for table in report.results:
         (cells,) = (
-            dict(zip((column.name for column in table.columns), row.full, strict=True))
+            dict(zip((column.name for column in table.columns), row.full_cells, strict=True))
             for row in table.rows
-            if row.full[0].text == shape
+            if row.full_cells[0].text == shape
         )
         tokens, difference = LENGTHS.get(table.section, whole), cells["difference"]
         words = f"{difference.text} ({difference.note})".replace("\u2212", "-")
@@ -53,7 +53,7 @@ def test_what_is_said_of_retrieval_is_what_the_comparison_says(stage: str, tmp_p
     (table,) = make_report(CompareOptions([str(tmp_path / stage)], over="lr", choosing_seeds=2)).results
     said = " ".join((ROOT / "docs/study/findings.md").read_text(encoding="utf-8").split())
     for row in table.rows[1:]:
-        cells = dict(zip((column.name for column in table.columns), row.full, strict=True))
+        cells = dict(zip((column.name for column in table.columns), row.full_cells, strict=True))
         difference = cells["difference"]
         bounds = f"({difference.note.partition(':')[0]}".replace("\u2212", "-")  # a missing bound is explained behind a colon
-        assert f"{difference.text} {bounds}".replace("\u2212", "-") in said, row.full[0].text
+        assert f"{difference.text} {bounds}".replace("\u2212", "-") in said, row.full_cells[0].text

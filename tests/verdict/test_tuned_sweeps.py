@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from mhsh.errors import UserError
+from mhsh.report.build import build_report
 from mhsh.report.sentences import sentences, title
 from mhsh.sweep.folder import SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment
-from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, Comparison, compare, judge_page, margin_of
+from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, Comparison, Page, compare, judge_page, margin_of
 from mhsh.verdict.groups import Group
 from mhsh.verdict.outcomes import LOSS
 from mhsh.verdict.tuning import tune_sections
@@ -165,7 +166,38 @@ def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
 def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
     loss = valley(0.004, rise=0.2)
     path = rates(tmp_path / "s", lambda rate, heads, seed: NAN if (rate, heads, seed) == (0.004, 1, 1) else loss(rate, heads, seed))
-    assert best_rate(judge([path], over="lr").experiment.groups[1]) not in (None, 0.004)
+    comparison = judge([path], over="lr")
+    best = best_rate(comparison.experiment.groups[1])
+    assert best not in (None, 0.004)
+    # The map of rates has no mean of the survivors, which would be the best of the row.
+    (table,) = build_report(Page([comparison], [], [])).rates
+    shown = dict(zip((column.name for column in table.columns), table.rows[1].full_cells, strict=True))
+    assert shown["0.004"].words == "1 of 2 trained" and shown[f"{best:g}"].mark
+
+
+def test_a_seed_that_trains_at_no_rate_is_not_forgotten(tmp_path):
+    """The other choosing seed alone chooses nothing."""
+    loss = valley(0.004)
+    comparison = judge([rates(tmp_path / "s", lambda *of: NAN if of[1:] == (1, 1) else loss(*of))], over="lr")
+    shallow, deep = comparison.experiment.groups
+    assert best_rate(shallow) == 0.004 and deep.choice and (deep.choice.optimum, deep.choice.highest_trained) == (None, None)
+    assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
+
+
+def test_each_data_seed_of_several_training_seeds_is_tuned_by_itself(tmp_path):
+    """They are two groups at each rate, and no run is lost."""
+    axes = ["lr=1e-3,2e-3,4e-3", "heads_per_layer=8,1", "train_seed=0,1,2,3", "data_seed=0,1"]
+    loss = valley(0.002, deep=0.05)
+    comparison = judge([swept(tmp_path / "s", axes, lambda rate, heads, seed, data: loss(rate, heads, 9 * seed + data))], over="lr")
+    found = [(group.name, [member.replicate for member in group.members]) for group in comparison.experiment.groups]
+    reporting = [[(2, data), (3, data)] for data in (0, 1)] * 2
+    assert found == [*zip(["3x8 admin", "3x8 admin (2)", "24x1 admin", "24x1 admin (2)"], reporting, strict=True)]
+    assert sum(choice.trials for choice in comparison.experiment.choices) == 24
+
+
+def test_the_tuned_field_is_meant_to_differ_whatever_the_treatment_is(tmp_path):
+    comparison = judge([rates(tmp_path / "s", valley(0.004, 0.002))], over="lr", treatment=("shape",))
+    assert "24x1 admin: A fair comparison: only the head grouping differs." in sentences(comparison)
 
 
 def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
