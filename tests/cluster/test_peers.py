@@ -47,7 +47,7 @@ def run() -> tuple[Store, Peers, Said]:
     class Heard(Peers):
         """Its threads outlive the test, and may not end the process of the next one."""
 
-        def lost(self, what: str, status: int = 75) -> None:
+        def end_process(self, what: str, status: int = 75) -> None:
             said.put((what, status))
 
     store, peers = Store(), Heard()
