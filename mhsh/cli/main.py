@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from mhsh import __version__
 from mhsh.cli import early_stop
+from mhsh.cli.start import TRAINING
 from mhsh.encoding import check_text
 from mhsh.errors import Unavailable, UserError, nearest
 from mhsh.text import sanitize
@@ -89,9 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # jax says so of the memory of a device, as a RuntimeError.
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return _fail(
-            f"out of memory: {_first_line(error)}; raise train.accumulation_steps (of a begun run, too) or lower train.batch_size"
-        )
+        if arguments[0] in TRAINING or arguments[:2] == ["bench", "train"]:
+            remedy = "raise train.accumulation_steps (of a begun run, too) or lower train.batch_size"
+        else:
+            remedy = f"ask for less at once (mhsh {arguments[0]} --help), or take a device with more memory"
+        return _fail(f"out of memory: {_first_line(error)}; {remedy}")
     except OSError as error:
         if error.errno not in _FILE_SYSTEM_ERRORS:
             raise
