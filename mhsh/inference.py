@@ -25,7 +25,7 @@ from mhsh.data.pairs import clean_text
 from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer
 from mhsh.data.wordpiece import MASK, Tokenizer
 from mhsh.errors import UserError
-from mhsh.evaluation.translation import Sentence, Translated, model_decoder, padded_length, source_batch, translate_lines
+from mhsh.evaluation.translation import Sentence, Translations, model_decoder, padded_length, source_batch, translate_lines
 from mhsh.models.bert import Bert
 from mhsh.models.build import Model, build_model, forward
 from mhsh.models.generation import Sampling, generate
@@ -217,7 +217,7 @@ class LoadedModel:
         length_penalty: float = 0.6,
         batch_tokens: int = 4096,
         cut_overlong: bool = False,
-    ) -> Translated:
+    ) -> Translations:
         """The translations of many lines: see `mhsh.evaluation.translation.translate_lines`."""
         self._check_method("translate")
         check_values(beam=beam, length_penalty=length_penalty, batch_tokens=batch_tokens)

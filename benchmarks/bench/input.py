@@ -27,7 +27,7 @@ from mhsh.bench.results import BenchResults
 from mhsh.bench.steps import tokens
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench, cores
 from mhsh.config.schema import Config, DataConfig
-from mhsh.data.batches import prefetched
+from mhsh.data.batches import prefetch
 from mhsh.data.corpus import Corpus
 from mhsh.data.load import load_corpus
 from mhsh.data.packing import full_examples
@@ -53,7 +53,7 @@ def input_batches(config: Config, peers: Sequence[str], *, batches: int, rounds:
     corpus = load_corpus(config, None)
     corpus.check_batch(config.train.batch_size)
     steps = corpus.train_steps(config.train.batch_size)
-    makers: dict[str, Batches] = {CONFIG: lambda count: prefetched(steps, 0, count)}
+    makers: dict[str, Batches] = {CONFIG: lambda count: prefetch(steps, 0, count)}
     if peers:
         made = collators(config, corpus)
         makers |= {peer: made[peer] for peer in peers}

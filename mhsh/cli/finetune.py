@@ -17,7 +17,7 @@ from rich.table import Table
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import ChangedFlag, WorkdirFlag
 from mhsh.cli.train import PREDICT_INPUT
-from mhsh.config.entries import named_entries, with_flags
+from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
@@ -89,7 +89,7 @@ def run(
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
     named = shlex.quote(str(folder_of_runs / best / f"seed-{seed}"))
-    given, files = PREDICT_INPUT[own.model.objective], with_flags(named_entries(own))
+    given, files = PREDICT_INPUT[own.model.objective], entry_flags(named_entries(own))
     print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
     return 0
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from mhsh.cli.finetune import over_encoder
 from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
-from mhsh.config.entries import named_entries, with_flags
+from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import ClassificationDataConfig, Config, DataConfig, TranslationDataConfig, to_dict
@@ -26,9 +26,9 @@ from mhsh.data.glue import find_task
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
 from mhsh.interop.describe import describe_checkpoint
-from mhsh.interop.import_bert import import_bert, in_task_order
+from mhsh.interop.import_bert import import_bert, reorder_for_task
 from mhsh.interop.llama import import_llama, is_llama
-from mhsh.interop.tensors import Imported
+from mhsh.interop.tensors import ImportedCheckpoint
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 from mhsh.interop.weights import checkpoint_folder
 from mhsh.storage.files import check_new_folder, expand_user, new_folder
@@ -122,16 +122,16 @@ def _asked(config: Changed, task: Changed | None) -> Config:
     return from_dict(override(complete, changes, "--config."))
 
 
-def _with_labels(imported: Imported, config: Config, labels: str | None) -> Imported:
+def _with_labels(imported: ImportedCheckpoint, config: Config, labels: str | None) -> ImportedCheckpoint:
     """The checkpoint with its classes in the order of the task, where it has the task's head."""
     if isinstance(config.data, ClassificationDataConfig) and "classification" in imported.params:
-        return in_task_order(imported, find_task(config.data.task), None if labels is None else labels.split(","))
+        return reorder_for_task(imported, find_task(config.data.task), None if labels is None else labels.split(","))
     if labels is not None:
         raise UserError("--labels names the classes of a head for GLUE; add --task=glue:TASK, or leave it out")
     return imported
 
 
-def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, Tokenizer]:
+def _resolve(config: Config, imported: ImportedCheckpoint, folder: Path) -> tuple[Config, Tokenizer]:
     """The config with what the checkpoint decides, and its tokenizer: that of data.vocab_path where
     a BERT has none.
     """
@@ -169,7 +169,7 @@ def _resolve(config: Config, imported: Imported, folder: Path) -> tuple[Config, 
     return from_dict(to_dict(replace(config, model=imported.model, data=data))), tokenizer
 
 
-def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
+def _save(folder: RunFolder, config: Config, imported: ImportedCheckpoint) -> None:
     """Saves step 0: the state of a fresh run with the checkpoint's parameters in their places."""
     import jax
 
@@ -189,7 +189,7 @@ def _save(folder: RunFolder, config: Config, imported: Imported) -> None:
         checkpoints.save(0, state)
 
 
-def _record(source: str, imported: Imported) -> dict[str, Any]:
+def _record(source: str, imported: ImportedCheckpoint) -> dict[str, Any]:
     files = {}
     for path in imported.files:
         with open(path, "rb") as file:
@@ -205,7 +205,7 @@ def _record(source: str, imported: Imported) -> dict[str, Any]:
     }
 
 
-def _print(config: Config, imported: Imported, source: str, out: str, asked_positions: int, said: Sequence[str]) -> None:
+def _print(config: Config, imported: ImportedCheckpoint, source: str, out: str, asked_positions: int, said: Sequence[str]) -> None:
     from mhsh.models.costs import parameter_counts
 
     model = config.model
@@ -228,4 +228,4 @@ def _print(config: Config, imported: Imported, source: str, out: str, asked_posi
     if imported.fresh:
         print(f"drawn fresh by train.seed = {config.train.seed}: {', '.join(imported.fresh)}")
     if isinstance(config.data, DataConfig):
-        print(f"to train it further: mhsh train --workdir={shlex.quote(out)}{with_flags(named_entries(config))}")
+        print(f"to train it further: mhsh train --workdir={shlex.quote(out)}{entry_flags(named_entries(config))}")

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from etils import epath
 
-from mhsh.config.entries import SOURCES, named_entries, with_flags
+from mhsh.config.entries import SOURCES, entry_flags, named_entries
 from mhsh.config.registry import WITH
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
@@ -82,7 +82,7 @@ def run_in_words(config: Config) -> str:
 def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     tokenizer = None if vocab is None else load_wordpiece(expand_user(vocab), lowercase)
     yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
-    files = with_flags([(SOURCES, source.partition(":")[0])])
+    files = entry_flags([(SOURCES, source.partition(":")[0])])
     yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source={shlex.quote(source)} --workdir=runs/mine{files}"
 
 
@@ -133,7 +133,7 @@ def _of_config(path: epath.Path) -> Iterator[str]:
 def _of_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
-    named += with_flags(named_entries(config), folder.run_record())
+    named += entry_flags(named_entries(config), folder.run_record())
     yield f"{folder.path.name}: {run_in_words(config)}"
     if not steps:
         yield f"no checkpoint; train it: mhsh train --workdir={named}"

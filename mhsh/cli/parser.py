@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Repeat
 from cyclopts.validators import Number
 
 from mhsh.config.fields import flatten, parse_value
-from mhsh.config.registry import WITH, load_with
+from mhsh.config.registry import WITH, load_files
 from mhsh.config.schema import Config
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
 from mhsh.errors import UserError, nearest
@@ -194,7 +194,7 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     if page is None:
         return None
     files, rest = _take_files(rest)
-    load_with(files)
+    load_files(files)
     app = page.app()
     if not _HELP_FLAGS.isdisjoint(rest):
         app.help_print()

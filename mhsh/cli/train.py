@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from mhsh.cli.early_stop import STOPPED, interrupted
 from mhsh.cli.inspect import run_in_words, source_lines
 from mhsh.cli.parser import NOTHING_GIVEN, GivenFlag, WorkdirFlag
-from mhsh.config.entries import named_entries, with_flags
+from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import TASKS, Config, to_dict
 from mhsh.configs import CONFIG, LIST, override
@@ -115,7 +115,7 @@ def run(
     if stopped_by is not None:
         return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:
-        named, files = shlex.quote(workdir), with_flags(named_entries(config))
+        named, files = shlex.quote(workdir), entry_flags(named_entries(config))
         print(f"next: mhsh compare {named} OTHER_RUN, or mhsh predict {named} {PREDICT_INPUT[config.model.objective]}{files}")
     return 0
 

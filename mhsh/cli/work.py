@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from mhsh.cli.early_stop import interrupted
 from mhsh.cli.parser import Count
 from mhsh.cli.train import ALONE, Processes
-from mhsh.config.entries import named_entries, with_flags
+from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.recorded import from_record, to_record
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.run_folder import RunFolder
@@ -183,7 +183,7 @@ def _with_parents(plan: Plan, names: Sequence[str]) -> list[str]:
 
 def named(folder: SweepFolder) -> str:
     """The sweep, as another command takes it, with the files of users' entries that it needs."""
-    files = with_flags([entry for cell in folder.read_plan().cells for entry in named_entries(cell.config)])
+    files = entry_flags([entry for cell in folder.read_plan().cells for entry in named_entries(cell.config)])
     return f"{shlex.quote(str(folder.path))}{files}"
 
 

@@ -1,1 +1,1 @@
-"""What a run is: its schema, and how a config is checked."""
+"""The schema of a run, and the checks of a config."""

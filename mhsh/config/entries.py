@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mhsh.config.registry import Registry, with_flag
+from mhsh.config.registry import Registry, file_flag
 from mhsh.config.schema import Config, DataConfig, OptimizerConfig
 from mhsh.errors import UserError
 
@@ -136,7 +136,7 @@ def named_entries(config: Config) -> Sequence[tuple[Registry[Any], str]]:
 
 
 def check_recorded(config: Config, record: Mapping[str, Any], folder: object, needed: Sequence[Registry[Any]]) -> str:
-    """Holds a user's entries, of the registries that are needed, against those of a run. Returns
+    """Compares a user's entries, in the registries that are needed, with those of a run. Returns
     how the first one differs; empty: none does.
 
     Args:
@@ -155,7 +155,7 @@ def files_of(config: Config) -> list[str]:
     return sorted({path for registry, name in named_entries(config) for path in registry.files(name)})
 
 
-def with_flags(named: Sequence[tuple[Registry[Any], str]], record: Mapping[str, Any] | None = None) -> str:
+def entry_flags(named: Sequence[tuple[Registry[Any], str]], record: Mapping[str, Any] | None = None) -> str:
     """The flags that a printed command needs for the user's entries among those named:
     ` --with=FILE.py` for each file; empty: it needs nothing.
 
@@ -165,7 +165,7 @@ def with_flags(named: Sequence[tuple[Registry[Any], str]], record: Mapping[str, 
     """
     recorded = (record or {}).get("entries", [])
     files = {registry.file_from_here(name, recorded) for registry, name in named}
-    return "".join(f" {with_flag(path)}" for path in sorted(filter(None, files)))
+    return "".join(f" {file_flag(path)}" for path in sorted(filter(None, files)))
 
 
 def recorded_entries(config: Config) -> list[dict[str, str]]:

@@ -1,5 +1,5 @@
-"""The fields of a config by path, as in model.num_layers: what the schema says of each one, and how
-two configs differ.
+"""The fields of a config by path, such as model.num_layers: the schema's words on each one, and the
+differences of two configs.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:
         kind=_KINDS[type(info)],
         annotation=annotation,
         default=entry.default,
-        allowed=extra.get("allowed") or _allowed(info, annotation),
+        allowed=extra.get("allowed") or _allowed_values(info, annotation),
         doc=schema.get("description", ""),
         role=extra.get("role", ""),
         row=extra.get("row"),
@@ -178,7 +178,7 @@ def _field(path: str, entry: inspect.Field, annotation: Any) -> Field:
     )
 
 
-def _allowed(info: inspect.Type, annotation: Any) -> str:
+def _allowed_values(info: inspect.Type, annotation: Any) -> str:
     match info:
         case inspect.LiteralType():
             # Of the annotation, as msgspec sorts the values.

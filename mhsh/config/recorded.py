@@ -17,7 +17,7 @@ from mhsh.errors import UserError
 WRITER: Mapping[str, int | str] = {"schema": SCHEMA_VERSION, "mhsh": __version__}  # in every file of mhsh's own
 
 
-class Renamed(NamedTuple):
+class Renaming(NamedTuple):
     """A field that has another path since a version of the schema."""
 
     since: int
@@ -25,7 +25,7 @@ class Renamed(NamedTuple):
     now: str
 
 
-class Removed(NamedTuple):
+class Removal(NamedTuple):
     """A field that is gone since a version: mhsh does now what it did with `value` there. A file
     with another value is refused.
     """
@@ -35,11 +35,11 @@ class Removed(NamedTuple):
     value: int | float | bool | str
 
 
-CHANGES: tuple[Renamed | Removed, ...] = (  # every one so far
-    Removed(6, "model.attention_implementation", "xla"),
-    Removed(6, "optimizer.decay_shape", "linear"),
-    Removed(6, "train.keep_every", 0),
-    Removed(6, "train.xla_flags", "none"),
+CHANGES: tuple[Renaming | Removal, ...] = (  # every one so far
+    Removal(6, "model.attention_implementation", "xla"),
+    Removal(6, "optimizer.decay_shape", "linear"),
+    Removal(6, "train.keep_every", 0),
+    Removal(6, "train.xla_flags", "none"),
 )
 
 _said: set[str] = set()  # what was filled in, as it was said
@@ -109,7 +109,7 @@ def identity(section: Section, name: str) -> dict[str, Any]:
 def current_path(path: str, version: int) -> str:
     """The path today of a field that a file of schema `version` names."""
     for change in sorted(CHANGES, key=lambda change: change.since):
-        if isinstance(change, Renamed) and change.since > version and change.path == path:
+        if isinstance(change, Renaming) and change.since > version and change.path == path:
             path = change.now
     return path
 
@@ -118,7 +118,7 @@ def current_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by path that changed while a run went on, by the paths of today. A field that is gone
     is left out: such a change decides no loss.
     """
-    gone = {change.path for change in CHANGES if isinstance(change, Removed)}
+    gone = {change.path for change in CHANGES if isinstance(change, Removal)}
     return {current_path(path, 0): value for path, value in values.items() if path not in gone}
 
 
@@ -130,7 +130,7 @@ def _apply_changes(fields: dict[str, Any], version: int) -> None:
         if change.since <= version or not isinstance(values, dict) or name not in values:
             continue
         value = values.pop(name)
-        if isinstance(change, Removed):
+        if isinstance(change, Removal):
             if value != change.value:
                 raise UserError(
                     f"{change.path} = {value!r}; since schema {change.since} there is only {change.value!r}: open it with the mhsh "

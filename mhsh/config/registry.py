@@ -106,9 +106,9 @@ class Registry(Generic[Entry]):
         raise UserError(f"unknown {self.kind} {name!r}; {hint}{'' if hint[-1] == '?' else ';'} one of your own needs {WITH}")
 
     def check(self, name: str, recorded: Iterable[Mapping[str, Any]], folder: object) -> str:
-        """Whether the entry is the one that a run recorded (`record`). Returns what differs; empty:
-        nothing, or none is recorded. Raises UserError where one is recorded, and there is none of
-        that name.
+        """Compares the entry with the one that a run recorded (`record`). Returns what differs;
+        empty: nothing, or none is recorded. Raises UserError where one is recorded, and there is
+        none of that name.
         """
         known = next((entry for entry in recorded if (entry["field"], entry["name"]) == (self.field, name)), None)
         here = self._origins.get(name)
@@ -116,15 +116,15 @@ class Registry(Generic[Entry]):
             return ""
         there = Origin(known["file"], known["sha256"])
         if name not in self:
-            remedy = f"add {with_flag(there.file)}, that file"
+            remedy = f"add {file_flag(there.file)}, that file"
             raise UserError(f"{folder} has the {self.kind} {name!r} of {there}, which is not loaded; {remedy}")
         if here is not None and here.sha256 == there.sha256:
             return ""
         return f"{folder} has the {self.kind} {name!r} of {there}, and {here or 'that of mhsh'} is another"
 
     def file_from_here(self, name: str, recorded: Iterable[Mapping[str, Any]]) -> str | None:
-        """For a command that is printed: the path of the file of a user's entry or, where it is not
-        loaded, the name that a run recorded; None: there is none.
+        """The file of a user's entry, for a command that is printed: its path or, where the entry
+        is not loaded, the name that a run recorded; None: there is none.
         """
         origin = self._origins.get(name)
         if origin is None:
@@ -134,12 +134,12 @@ class Registry(Generic[Entry]):
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
     def record(self, name: str) -> list[dict[str, str]]:
-        """For run.json: a user's entry with its file; nothing of one of mhsh's own."""
+        """A user's entry with its file, for run.json; empty for one of mhsh's own."""
         origin = self._origins.get(name)
         return [] if origin is None else [{"field": self.field, "name": name, "file": origin.file, "sha256": origin.sha256}]
 
 
-def with_flag(path: str) -> str:
+def file_flag(path: str) -> str:
     """The flag that names a file of the user's, for a command that is printed."""
     return f"--with={shlex.quote(path)}"
 
@@ -174,22 +174,22 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
         module, loader = importlib.util.module_from_spec(spec), spec.loader
         sys.modules[name] = module  # where Python looks up the file of a class
         try:
-            run_named(path, lambda: loader.exec_module(module))
+            run_user_code(path, lambda: loader.exec_module(module))
         except BaseException:
             del sys.modules[name]
             raise
     return sys.modules[name]
 
 
-def load_with(paths: Iterable[str]) -> None:
+def load_files(paths: Iterable[str]) -> None:
     """Executes the files of --with."""
     for path in paths:
         load_file(path, "Python file", "give --with=FILE.py, a file that adds entries (docs/add_your_own.md)")
 
 
-def run_named(path: str, run: Callable[[], Result]) -> Result:
-    """The result of a part of the file. It is a user's program: whatever it raises becomes a
-    UserError that names the line.
+def run_user_code(path: str, run: Callable[[], Result]) -> Result:
+    """Runs a part of the user's file at `path` and returns its result. Whatever this program raises
+    becomes a UserError that names the line.
     """
     try:
         return run()

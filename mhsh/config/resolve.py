@@ -1,4 +1,4 @@
-"""From plain fields to a Config: all names, types, values and combinations are checked."""
+"""The Config of plain fields: all names, types, values and combinations are checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mhsh.config.schema import (
     TrainConfig,
     to_dict,
 )
-from mhsh.config.shapes import at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, regroup
+from mhsh.config.shapes import layers_at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, regroup
 from mhsh.encoding import check_text
 from mhsh.errors import UserError, nearest
 
@@ -50,10 +50,10 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
         optional = [path.split(".")[1] for path in SHAPING] if section == "model" else []
         _check_names(section + ".", values, list(known), optional)
         if optional:
-            shaping = {path: _checked_type(path, values.get(name, 0), int) for path, name in zip(SHAPING, optional, strict=True)}
-        sections[section] = cls(**{name: _checked(field, values[name]) for name, field in known.items()})
+            shaping = {path: _check_type(path, values.get(name, 0), int) for path, name in zip(SHAPING, optional, strict=True)}
+        sections[section] = cls(**{name: _check_value(field, values[name]) for name, field in known.items()})
     config = Config(**sections)
-    changes = (regroup, at_equal_size, heads_at_equal_width, kv_heads_at_equal_size)
+    changes = (regroup, layers_at_equal_size, heads_at_equal_width, kv_heads_at_equal_size)
     for path, change in zip(SHAPING, changes, strict=True):
         if shaping[path]:
             config = replace(config, model=change(config.model, shaping[path]))
@@ -114,18 +114,18 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
             raise UserError(f"{prefix}{name} is missing from the config; {remedy}")
 
 
-def _checked(field: Field, value: Any) -> Any:
-    """The value of a field: a whole number may stand where a float is wanted, nothing else is
-    converted.
+def _check_value(field: Field, value: Any) -> Any:
+    """Checks the value of a field, and returns it. A whole number may stand where a float is
+    wanted; nothing else is converted.
     """
-    _checked_type(field.path, value, field.kind)
+    _check_type(field.path, value, field.kind)
     try:
         return msgspec.convert(value, field.annotation)
     except msgspec.ValidationError:
         raise UserError(f"{field.path} = {value!r}; allowed: {field.allowed}") from None
 
 
-def _checked_type(path: str, value: Any, kind: type) -> Any:
+def _check_type(path: str, value: Any, kind: type) -> Any:
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise UserError(f"{path} = {value!r} is of type {type(value).__name__}; allowed: {kind.__name__}")
     if isinstance(value, str):
@@ -169,12 +169,12 @@ def _update_problems(optimizer: OptimizerConfig, train: TrainConfig) -> Iterator
         yield "optimizer.schedule = 'inverse_sqrt' falls from the end of the warm-up; optimizer.warmup_steps must be 1 or more"
     falls = ("linear", "cosine", "wsd")
     if optimizer.end_learning_rate and optimizer.schedule not in falls:
-        yield f"optimizer.end_learning_rate = {optimizer.end_learning_rate}; {_with('optimizer.schedule', optimizer.schedule)}: 0"
+        yield f"optimizer.end_learning_rate = {optimizer.end_learning_rate}; {_clause('optimizer.schedule', optimizer.schedule)}: 0"
     stable = train.num_steps - optimizer.warmup_steps
     most = stable if optimizer.schedule == "wsd" else 0
     if optimizer.decay_steps > most:
         yield (
-            f"optimizer.decay_steps = {optimizer.decay_steps}; {_with('optimizer.schedule', optimizer.schedule)}"
+            f"optimizer.decay_steps = {optimizer.decay_steps}; {_clause('optimizer.schedule', optimizer.schedule)}"
             + (f", {optimizer.warmup_steps} steps of warm-up and {train.num_steps} steps: up to {most}" if most else ": 0")
         )
     point = branch_point(train.start_from)
@@ -190,7 +190,7 @@ def _update_problems(optimizer: OptimizerConfig, train: TrainConfig) -> Iterator
 
 
 def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    objective, allowed = model.objective, _with("model.objective", model.objective)
+    objective, allowed = model.objective, _clause("model.objective", model.objective)
     # A profile has an omega for each sublayer passed, a layer one for all its passes.
     if model.loops > 1 and model.residual == "admin" and model.admin_omega == "profiled":
         yield f"model.admin_omega = 'profiled'; allowed with model.loops = {model.loops}: closed_log, closed_one"
@@ -233,7 +233,7 @@ def _decoder_problems(model: ModelConfig, allowed: str) -> Iterator[str]:
             "values is read by as many heads of queries as every other"
         )
     if model.positions == "rotary" and model.head_dim % 2:
-        yield f"model.head_dim = {model.head_dim}; {_with('model.positions', 'rotary')}, which turns pairs: an even number"
+        yield f"model.head_dim = {model.head_dim}; {_clause('model.positions', 'rotary')}, which turns pairs: an even number"
 
 
 def _mesh_problems(mesh: MeshConfig) -> Iterator[str]:
@@ -268,5 +268,5 @@ def _data_problems(model: ModelConfig, data: AnyDataConfig) -> Iterator[str]:
             )
 
 
-def _with(path: str, value: str) -> str:
+def _clause(path: str, value: str) -> str:
     return f"allowed with {path} = {value!r}"

@@ -1,4 +1,5 @@
-"""What a run is: every field of a config once, with its type, default, bounds, meaning and role.
+"""The schema of a run: every field of a config once, with its type, default, bounds, meaning and
+role.
 
     num_layers: Annotated[Count, shape("L, layers of the encoder")] = 6
 
@@ -53,7 +54,7 @@ Row = Literal[
 ]
 
 
-def described(
+def field_meta(
     role: Role, doc: str, row: Row | None = None, *, since: int = 1, before: int | float | bool | str | None = None
 ) -> Meta:
     """The metadata of a field besides its type, bounds and default. `since` names the version of
@@ -62,10 +63,10 @@ def described(
     return Meta(description=doc, extra={"role": role, "row": row, "since": since, "before": before})
 
 
-shape = functools.partial(described, "shape")
-loss = functools.partial(described, "loss")
-clock = functools.partial(described, "clock")
-bookkeeping = functools.partial(described, "bookkeeping")
+shape = functools.partial(field_meta, "shape")
+loss = functools.partial(field_meta, "loss")
+clock = functools.partial(field_meta, "clock")
+bookkeeping = functools.partial(field_meta, "bookkeeping")
 
 # The fields of one row of the ledger.
 definition = functools.partial(loss, row="task")

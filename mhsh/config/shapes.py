@@ -30,8 +30,8 @@ def shape_in_words(model: ModelConfig) -> str:
 
 
 def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
-    """The same heads stacked in depth, in both stacks: L' = L N / n, N' = n, F' = F n / N; H and D
-    unchanged. More heads than there are make the model shallower.
+    """The model with its heads stacked in depth, in both stacks: L' = L N / n, N' = n,
+    F' = F n / N; H and D unchanged. More heads than there are make the model shallower.
 
     Heads of keys and values are kept as well, so that a layer has n / N of them: the heads of
     queries that share one stay together.
@@ -69,7 +69,7 @@ def regroup(model: ModelConfig, heads_per_layer: int) -> ModelConfig:
     )
 
 
-def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
+def layers_at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
     """The model in `num_layers` layers of N heads: D and H times sqrt(L / L'), rounded, and F so
     that the layers of both stacks have as many parameters as before, within 1 %.
 
@@ -93,13 +93,13 @@ def at_equal_size(model: ModelConfig, num_layers: int) -> ModelConfig:
         base_layers=_base_layers(model),
     )
     aim = layer_parameters(model)
-    sized = _filled(narrow, aim) if width and narrow.head_dim else None
-    if sized is None:
+    resized = _fit_mlp_dim(narrow, aim) if width and narrow.head_dim else None
+    if resized is None:
         raise UserError(
             f"model.layers_at_equal_size = {num_layers}: no width has the {aim:,} parameters of {model.num_layers} layers "
             f"of {model.embed_dim} within {EQUAL_SIZE:.0%}; choose a depth nearer to {model.num_layers}"
         )
-    return sized
+    return resized
 
 
 def heads_at_equal_width(model: ModelConfig, num_heads: int) -> ModelConfig:
@@ -135,21 +135,21 @@ def kv_heads_at_equal_size(model: ModelConfig, num_kv_heads: int) -> ModelConfig
             f"allowed: {', '.join(map(str, whole))}"
         )
     aim = layer_parameters(model)
-    sized = _filled(replace(model, num_kv_heads=num_kv_heads if num_kv_heads < model.num_heads else 0), aim)
-    if sized is None:
+    resized = _fit_mlp_dim(replace(model, num_kv_heads=num_kv_heads if num_kv_heads < model.num_heads else 0), aim)
+    if resized is None:
         raise UserError(
             f"model.kv_heads_at_equal_size = {num_kv_heads}: no model.mlp_dim gives the layers {aim:,} parameters "
             f"within {EQUAL_SIZE:.0%}; choose another number or a wider model"
         )
-    return sized
+    return resized
 
 
-def _filled(model: ModelConfig, aim: int) -> ModelConfig | None:
+def _fit_mlp_dim(model: ModelConfig, aim: int) -> ModelConfig | None:
     """The model with the F that gives its layers `aim` parameters; None: not within 1 %."""
     rest = layer_parameters(replace(model, mlp_dim=0))
     units = layer_parameters(replace(model, mlp_dim=1)) - rest  # of one feed-forward unit in every layer
-    sized = replace(model, mlp_dim=round((aim - rest) / units))
-    return sized if sized.mlp_dim >= 1 and abs(layer_parameters(sized) / aim - 1) <= EQUAL_SIZE else None
+    resized = replace(model, mlp_dim=round((aim - rest) / units))
+    return resized if resized.mlp_dim >= 1 and abs(layer_parameters(resized) / aim - 1) <= EQUAL_SIZE else None
 
 
 def _base_layers(model: ModelConfig) -> int:

@@ -1,5 +1,5 @@
-"""What to run. base.py makes a config of the schema's defaults and what differs; a file a task says
-in what its configs differ. Here a config is found by its name, and its fields are changed.
+"""The configs of runs. base.py makes one of the schema's defaults and what differs; a file a task
+says in what its configs differ. Here a config is found by its name, and its fields are changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from mhsh.config.fields import parse_value
-from mhsh.config.registry import load_file, run_named
+from mhsh.config.registry import load_file, run_user_code
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.errors import UserError, nearest
@@ -117,7 +117,7 @@ def load_fields(config: str) -> dict[str, Any]:
     if not colon and _needs_variant(get_config):
         example = next(iter(getattr(module, "VARIANTS", ())), "VARIANT")
         raise UserError(f"{config} needs a variant, as in {config}:{example}; {LIST}")
-    returned = run_named(path, lambda: get_config(variant) if colon else get_config())
+    returned = run_user_code(path, lambda: get_config(variant) if colon else get_config())
     fields = returned.to_dict() if hasattr(returned, "to_dict") else returned
     if not isinstance(fields, dict):
         raise UserError(f"get_config of {path} returns {type(returned).__name__}; it must return an ml_collections.ConfigDict")

@@ -46,7 +46,7 @@ def defaults(objective: str) -> dict[str, dict[str, Any]]:
 
 def make_config(*changes: Fields) -> ConfigDict:
     """The defaults with the changes applied one after the other; data is that of the objective."""
-    return ConfigDict(_changed(changes)).lock()
+    return ConfigDict(_merge_changes(changes)).lock()
 
 
 def make_fine_tuning_config(num_examples: int, epochs: int, batch_size: int, *changes: Fields) -> ConfigDict:
@@ -56,7 +56,7 @@ def make_fine_tuning_config(num_examples: int, epochs: int, batch_size: int, *ch
         optimizer=dict(warmup_steps=round(WARMUP_SHARE * num_steps)),
         train=dict(num_steps=num_steps, batch_size=batch_size),
     )
-    fields = _changed([FINE_TUNING, steps, *changes])
+    fields = _merge_changes([FINE_TUNING, steps, *changes])
     fields["model"] = {name: value for change in (FINE_TUNING, *changes) for name, value in change.get("model", {}).items()}
     for section, names in FROM_THE_RUN.items():
         fields[section] = {name: value for name, value in fields[section].items() if name not in names}
@@ -76,7 +76,7 @@ def no_variant(file: str, variants: Iterable[str], variant: str, more: str = "")
     return UserError(f"{Path(file).stem} has no variant {variant!r}; {names}; mhsh configs lists all")
 
 
-def _changed(changes: Iterable[Fields]) -> dict[str, dict[str, Any]]:
+def _merge_changes(changes: Iterable[Fields]) -> dict[str, dict[str, Any]]:
     """The defaults with the changes; where none has an objective, of the default one."""
     changes = list(changes)
     objectives = [change["model"]["objective"] for change in changes if "objective" in change.get("model", {})]

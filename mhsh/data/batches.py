@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from mhsh.data.random_numbers import EXAMPLE_ORDER, derived_seed, shuffled
+from mhsh.data.random_numbers import EXAMPLE_ORDER, derived_seed, shuffled_numbers
 
 if TYPE_CHECKING:
     import grain
@@ -53,9 +53,9 @@ class Batches:
         return self.make(index)
 
 
-def prefetched(batches: Batches, start: int, stop: int) -> grain.DatasetIterator[Batch]:
-    """The batches `start` to `stop` - 1 in order, made ahead of time by a thread, whose errors are
-    raised here. Close the iterator if you leave it before its end: that ends the thread.
+def prefetch(batches: Batches, start: int, stop: int) -> grain.DatasetIterator[Batch]:
+    """Makes the batches `start` to `stop` - 1 in order and ahead of time, in a thread whose errors
+    are raised here. Close the iterator if you leave it before its end: that ends the thread.
     """
     import grain  # not above: it imports jax, which `mhsh prepare` does without
 
@@ -73,11 +73,11 @@ def shuffled_batches(make: MakeBatch, num_examples: int, batch_size: int, seed: 
     """
     order = derived_seed(seed, EXAMPLE_ORDER)
 
-    def batch_of(step: int) -> Batch:
-        numbers, epochs = shuffled(_indices(step, batch_size, part), num_examples, order)
+    def batch_at(step: int) -> Batch:
+        numbers, epochs = shuffled_numbers(_indices(step, batch_size, part), num_examples, order)
         return make(Selection(numbers, epochs, np.ones(len(numbers), np.float32)))
 
-    return Batches(sys.maxsize // batch_size, batch_of)
+    return Batches(sys.maxsize // batch_size, batch_at)
 
 
 def ordered_batches(make: MakeBatch, num_examples: int, batch_size: int, part: slice) -> Batches:
@@ -85,11 +85,11 @@ def ordered_batches(make: MakeBatch, num_examples: int, batch_size: int, part: s
     weight 0. For `part` see `shuffled_batches`.
     """
 
-    def batch_of(number: int) -> Batch:
-        rounds, chosen = np.divmod(_indices(number, batch_size, part), num_examples)
-        return make(Selection(chosen, rounds, (rounds == 0).astype(np.float32)))
+    def batch_at(number: int) -> Batch:
+        rounds, numbers = np.divmod(_indices(number, batch_size, part), num_examples)
+        return make(Selection(numbers, rounds, (rounds == 0).astype(np.float32)))
 
-    return Batches(-(-num_examples // batch_size), batch_of)
+    return Batches(-(-num_examples // batch_size), batch_at)
 
 
 def _indices(batch: int, batch_size: int, part: slice) -> Int64[np.ndarray, " B"]:

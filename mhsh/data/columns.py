@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from mhsh.data.text_files import with_field
+from mhsh.data.text_files import split_field
 from mhsh.errors import UserError
 from mhsh.storage.files import expand_user, open_binary, read_object
 from mhsh.storage.questions import exists
@@ -25,7 +25,7 @@ def read_parquet(path: epath.Path, column: str) -> Iterator[str]:
     """The texts of a column of a file, row by row."""
     from pyarrow import parquet
 
-    with _named_errors(path, "Parquet"), open_binary(path) as file:
+    with _wrap_errors(path, "Parquet"), open_binary(path) as file:
         # By default all of a row group's column would be read before its first row.
         table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True)
         names = _find_column(str(path), table.schema_arrow, column, "parquet:GLOB:COLUMN")
@@ -33,13 +33,13 @@ def read_parquet(path: epath.Path, column: str) -> Iterator[str]:
             at = f"{path}, row group {group}"
             # Threads would read ahead; the reading is quicker than what is done with the text.
             batches = table.iter_batches(_ROWS_PER_READ, [group], [".".join(names)], use_threads=False)
-            with _named_errors(at, "Parquet"):
+            with _wrap_errors(at, "Parquet"):
                 yield from _texts(batches, names, at, column)
 
 
 def read_arrow(argument: str) -> Iterator[str]:
     """The texts of DIR[:COLUMN], a folder of `save_to_disk` with the rows of one split."""
-    folder, column = with_field("arrow", argument, "COLUMN")
+    folder, column = split_field("arrow", argument, "COLUMN")
     path = expand_user(folder)
     if exists(path / "dataset_dict.json"):
         splits = read_object(path / "dataset_dict.json").get("splits") or ["train"]
@@ -59,7 +59,7 @@ def read_arrow(argument: str) -> Iterator[str]:
 def _arrow_file(path: epath.Path, column: str) -> Iterator[str]:
     from pyarrow import ipc
 
-    with _named_errors(path, "Arrow"), open_binary(path) as file, ipc.open_stream(file) as batches:
+    with _wrap_errors(path, "Arrow"), open_binary(path) as file, ipc.open_stream(file) as batches:
         names = _find_column(str(path), batches.schema, column, "arrow:DIR:COLUMN")
         yield from _texts(batches, names, str(path), column)
 
@@ -92,8 +92,8 @@ def _find_column(at: str, schema: Any, column: str, form: str) -> list[str]:
     for depth, name in enumerate(names):
         found = [field for field in fields if field.name == name]
         if len(found) != 1:
-            there = [".".join([*names[:depth], field.name]) for field in fields]
-            raise UserError(f"{at} has the columns {', '.join(there)}, but not one {column!r}; write {form}")
+            columns = [".".join([*names[:depth], field.name]) for field in fields]
+            raise UserError(f"{at} has the columns {', '.join(columns)}, but not one {column!r}; write {form}")
         kind = found[0].type
         fields = list(kind) if types.is_struct(kind) else []
     if fields:
@@ -107,8 +107,8 @@ def _find_column(at: str, schema: Any, column: str, form: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _named_errors(at: object, form: str) -> Iterator[None]:
-    """Errors inside the `with` in one line that says where."""
+def _wrap_errors(at: object, form: str) -> Iterator[None]:
+    """Turns an error inside the `with` into a UserError of one line that says where."""
     import pyarrow
 
     try:

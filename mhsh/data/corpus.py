@@ -1,5 +1,5 @@
-"""What a run trains on. A `Task` is one kind of corpus: it knows how a source becomes examples, and
-how examples become batches. A `Corpus` is what it has loaded.
+"""The text that a run trains on. A `Task` is one kind of corpus: it knows how a source becomes
+examples, and how examples become batches. A `Corpus` is what it has loaded.
 
 Nothing here imports jax or grain: `mhsh prepare` runs tasks in many processes.
 """
@@ -32,7 +32,7 @@ TokenizerT = TypeVar("TokenizerT", bound=Tokenizer | SubwordTokenizer)
 
 _ALL = slice(None)
 # Fields that must be empty where the examples are prepared, as the preparation has used them.
-_USED_BY_PREPARATION = ("validation_source", "vocab_path")
+_PREPARED_FIELDS = ("validation_source", "vocab_path")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Task(abc.ABC, Generic[TokenizerT]):
     def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
         """The vocabulary of a file. Raises UserError where it does not fit the config."""
 
-    def fitting(self, tokenizer: TokenizerT, what: str, remedy: str = "") -> TokenizerT:
-        """The tokenizer. Raises UserError where it has more tokens than the model."""
+    def check_tokenizer(self, tokenizer: TokenizerT, what: str, remedy: str = "") -> TokenizerT:
+        """Returns the tokenizer. Raises UserError where it has more tokens than the model."""
         if tokenizer.vocab_size > self.model.vocab_size:
             raise UserError(
                 f"{what} has {tokenizer.vocab_size} tokens, more than model.vocab_size = {self.model.vocab_size}; "
@@ -125,8 +125,8 @@ class StreamedTask(Task[TokenizerT]):
     items: ClassVar[str]  # the name of the items: pairs, documents
     items_per_shard: ClassVar[int]  # unless --per-shard is given
     compression: ClassVar[str]  # of the shards: shards.ZSTD or shards.UNCOMPRESSED
-    counted: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts
-    only_for_training: ClassVar[tuple[str, ...]] = ()  # fields of the data section that decide no byte
+    count_names: ClassVar[tuple[str, ...]] = ("read", "empty", "duplicates")  # what `split` counts
+    training_only_fields: ClassVar[tuple[str, ...]] = ()  # fields of the data section that decide no byte
     split_purpose: ClassVar[int]  # of the seed that decides which items are held out
 
     data: DataConfig | TranslationDataConfig
@@ -139,9 +139,9 @@ class StreamedTask(Task[TokenizerT]):
     def job(self) -> dict[str, Any]:
         """All values that decide the bytes, but for the items; a vocabulary by its content."""
         values = identity(self.data, "data")
-        fields = {name: value for name, value in values.items() if name not in self.only_for_training}
+        fields = {name: value for name, value in values.items() if name not in self.training_only_fields}
         if self.data.vocab_path:
-            fields["vocab_path"] = self.given_tokenizer().fingerprint
+            fields["vocab_path"] = self.configured_tokenizer().fingerprint
         return {"model.vocab_size": self.model.vocab_size, **{f"data.{name}": value for name, value in fields.items()}}
 
     @abc.abstractmethod
@@ -155,11 +155,13 @@ class StreamedTask(Task[TokenizerT]):
         """
 
     def item_rule(self) -> str:
-        """What an item of data.source is, in a sentence for errors; empty where that is plain."""
+        """The definition of an item of data.source, in a sentence for errors; empty where it is
+        plain.
+        """
         return ""
 
     def clean(self, item: Item) -> Item:
-        """An item as it is kept. Cleaning it again changes nothing."""
+        """Cleans an item, as it is kept. Cleaning it again changes nothing."""
         return item
 
     def split(self, streams: Sequence[Iterable[Item]], counts: dict[str, int]) -> Iterator[tuple[str, Item]]:
@@ -170,18 +172,20 @@ class StreamedTask(Task[TokenizerT]):
         that translations of one sentence stay together. Raises UserError where, at the end, a split
         has too few items.
         """
-        *own, items = streams
+        *validation_streams, items = streams
         data, sizes = self.data, dict.fromkeys(SPLITS, 0)
         held_out: set[bytes] = set()
-        for digest, item in self._kept(own[0] if own else (), dict.fromkeys(self.counted, 0)):
+        for digest, item in self._distinct_items(
+            validation_streams[0] if validation_streams else (), dict.fromkeys(self.count_names, 0)
+        ):
             held_out.add(digest)
             sizes[VALIDATION] += 1
             yield VALIDATION, item
-        for digest, item in self._kept(items, counts):
+        for digest, item in self._distinct_items(items, counts):
             if digest in held_out:
                 counts["in_both_splits"] += 1
                 continue
-            chosen = not own and is_held_out(item[0], data.validation_fraction, data.seed, self.split_purpose)
+            chosen = not validation_streams and is_held_out(item[0], data.validation_fraction, data.seed, self.split_purpose)
             split = VALIDATION if chosen else TRAIN
             sizes[split] += 1
             yield split, item
@@ -197,7 +201,7 @@ class StreamedTask(Task[TokenizerT]):
                     "or change data.validation_fraction or data.seed"
                 )
 
-    def _kept(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:
+    def _distinct_items(self, items: Iterable[Item], counts: dict[str, int]) -> Iterator[tuple[bytes, Item]]:
         """Every item with text, once, and a digest that equal items share (100 bytes an item)."""
         seen: set[bytes] = set()
         for item in items:
@@ -231,7 +235,7 @@ class StreamedTask(Task[TokenizerT]):
         examples, or the vocabulary covers less than half of the training text.
         """
 
-    def given_tokenizer(self) -> TokenizerT:
+    def configured_tokenizer(self) -> TokenizerT:
         """The vocabulary of data.vocab_path."""
         return self.read_tokenizer(expand_user(self.data.vocab_path))
 
@@ -242,7 +246,7 @@ class StreamedTask(Task[TokenizerT]):
         kind, _, folder = self.data.source.partition(":")
         if kind == "arrayrecord" and folder:
             return self._open_prepared(expand_user(folder), saved_vocab)
-        counts = dict.fromkeys(self.counted, 0)
+        counts = dict.fromkeys(self.count_names, 0)
         items: dict[str, list[Item]] = {split: [] for split in SPLITS}
         for split, item in self.split(self.streams(), counts):
             items[split].append(item)
@@ -268,7 +272,7 @@ class StreamedTask(Task[TokenizerT]):
         """A prepared folder, read on demand. Raises UserError where it is unfinished, damaged or of
         another config or run, or the config sets what the preparation has decided.
         """
-        for name in _USED_BY_PREPARATION:
+        for name in _PREPARED_FIELDS:
             if value := getattr(self.data, name, ""):
                 raise UserError(
                     f"data.{name} = {value!r}, but data.source = {self.data.source!r} has its own, from when it was prepared; "

@@ -12,7 +12,7 @@ from mhsh.config.registry import WITH
 from mhsh.data.columns import read_arrow, read_parquet
 from mhsh.data.stdlib import read_stdlib
 from mhsh.data.synthetic import copying, recall
-from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_file, with_field
+from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_file, split_field
 from mhsh.data.tfds import read_tfds
 from mhsh.errors import UserError, closest
 
@@ -77,7 +77,7 @@ def add_source(name: str, *, argument: str = "", reads: str, document: str) -> C
 
 
 def find_source(text: str) -> tuple[Source, str]:
-    """The kind of a `data.source`, and its argument. Raises UserError where it is none."""
+    """The kind of a `data.source`, and its argument. Raises UserError where it is no source."""
     name, _, argument = text.partition(":")
     source = SOURCES.get(name)
     if source is None or bool(argument) != bool(source.argument):
@@ -98,12 +98,14 @@ def files_of(text: str) -> list[epath.Path]:
 def _files(source: Source, argument: str) -> tuple[list[epath.Path], str]:
     """The files of a source, and FIELD or COLUMN, or the glob where there is no such part."""
     part = source.argument.partition("[:")[2].rstrip("]")
-    glob, field = with_field(source.name, argument, part) if part else (argument, argument)
+    glob, field = split_field(source.name, argument, part) if part else (argument, argument)
     return matching_files(glob, f"data.source = {f'{source.name}:{argument}'!r}", source.in_folder), field
 
 
 def document_rule(source: str) -> str:
-    """What a document of a `data.source` is, and what makes it another of the same files."""
+    """The definition of a document of a `data.source`, and the kinds of source that define it
+    otherwise for the same files.
+    """
     kind, _ = find_source(source)
     others = [other for other in SOURCES.entries() if other.reads == kind.reads and other is not kind]
     words = ", ".join(f"{other.document} with {other.name}:" for other in others)
@@ -120,12 +122,12 @@ def documents(source: str) -> Iterator[str]:
     """
     kind, argument = find_source(source)
     if not kind.in_folder:
-        return _cleaned(kind.read(argument), source)
+        return _clean_documents(kind.read(argument), source)
     paths, field = _files(kind, argument)
-    return _cleaned((text for path in paths for text in kind.read(path, field)), source)
+    return _clean_documents((text for path in paths for text in kind.read(path, field)), source)
 
 
-def _cleaned(texts: Iterable[str], source: str) -> Iterator[str]:
+def _clean_documents(texts: Iterable[str], source: str) -> Iterator[str]:
     empty = True
     for text in texts:
         if not isinstance(text, str):  # of a user's source

@@ -45,7 +45,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
 
     def read_tokenizer(self, path: epath.PathLike) -> WordPieceTokenizer:
         tokenizer = load_wordpiece(expand_user(path), self.data.lowercase)
-        return self.fitting(tokenizer, f"the vocabulary {path}", "name the one that the encoder was pre-trained with")
+        return self.check_tokenizer(tokenizer, f"the vocabulary {path}", "name the one that the encoder was pre-trained with")
 
     def tokenizer(self, saved_vocab: epath.PathLike | None) -> WordPieceTokenizer:
         """The vocabulary of the run, where it has one, or else of data.vocab_path."""

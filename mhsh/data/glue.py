@@ -28,7 +28,7 @@ class GlueTask:
     label_names: tuple[str, ...]  # class k is label_names[k]; () for a regression
     _: dataclasses.KW_ONLY
     label_column: str = "label"
-    written_labels: tuple[str, ...] = ("0", "1")  # class k in files and submissions
+    file_labels: tuple[str, ...] = ("0", "1")  # class k in files and submissions
     metrics: tuple[str, ...] = ("accuracy",)  # functions of mhsh.evaluation.glue
     # The evaluation sets on which GLUE publishes results: the name, the file with labels.
     evaluation_files: tuple[tuple[str, str], ...] = (("validation", "dev.tsv"),)
@@ -67,7 +67,7 @@ _TASKS = (
     ),
     GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
     GlueTask("mrpc", "MRPC", ("#1 String", "#2 String"), ("not_equivalent", "equivalent"), label_column="Quality", metrics=_F1),
-    GlueTask("stsb", "STS-B", _SENTENCES, (), label_column="score", written_labels=(), metrics=("pearson", "spearman")),
+    GlueTask("stsb", "STS-B", _SENTENCES, (), label_column="score", file_labels=(), metrics=("pearson", "spearman")),
     GlueTask("qqp", "QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), label_column="is_duplicate", metrics=_F1),
     GlueTask(
         "mnli",
@@ -75,11 +75,11 @@ _TASKS = (
         _SENTENCES,
         _NLI,
         label_column="gold_label",
-        written_labels=_NLI,
+        file_labels=_NLI,
         evaluation_files=(("validation_matched", "dev_matched.tsv"), ("validation_mismatched", "dev_mismatched.tsv")),
     ),
-    GlueTask("qnli", "QNLI", ("question", "sentence"), _ENTAILMENT, written_labels=_ENTAILMENT),
-    GlueTask("rte", "RTE", _SENTENCES, _ENTAILMENT, written_labels=_ENTAILMENT),
+    GlueTask("qnli", "QNLI", ("question", "sentence"), _ENTAILMENT, file_labels=_ENTAILMENT),
+    GlueTask("rte", "RTE", _SENTENCES, _ENTAILMENT, file_labels=_ENTAILMENT),
     # The classes of WNLI are in the opposite order to those of QNLI and RTE.
     GlueTask("wnli", "WNLI", _SENTENCES, _ENTAILMENT[::-1]),
 )
@@ -168,9 +168,9 @@ def _parse_index(cell: str) -> int:
 def _parse_label(task: GlueTask, cell: str) -> int | float:
     """The class or the score in a cell; its ValueError says what the line "has"."""
     if task.label_names:
-        if cell not in task.written_labels:
-            raise ValueError(f"has the label {cell!r}, which is none of {', '.join(task.written_labels)}")
-        return task.written_labels.index(cell)
+        if cell not in task.file_labels:
+            raise ValueError(f"has the label {cell!r}, which is none of {', '.join(task.file_labels)}")
+        return task.file_labels.index(cell)
     try:
         score = float(cell)
     except ValueError:
@@ -184,15 +184,15 @@ def write_submission(task: GlueTask, path: str | Path, indices: Sequence[int], p
     """Writes a new file that GLUE's server takes, with scores clipped to 0 to MAX_SCORE. Raises
     UserError where a score is not finite, or the file exists or cannot be written.
     """
-    lines = [f"{index}\t{_written(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
+    lines = [f"{index}\t{_format_prediction(task, index, value)}" for index, value in zip(indices, predictions, strict=True)]
     write_new(path, "\n".join(["index\tprediction", *lines, ""]))
 
 
-def _written(task: GlueTask, index: int, value: int | float) -> str:
+def _format_prediction(task: GlueTask, index: int, value: int | float) -> str:
     if not task.label_names:
         if not math.isfinite(value):
             raise UserError(f"the prediction for example {index} of {task.name} is {value}; find out why")
         return repr(min(max(float(value), 0.0), MAX_SCORE))
     if value not in range(task.num_classes):
         raise ValueError(f"{value} is not a class of {task.name}")
-    return task.written_labels[int(value)]
+    return task.file_labels[int(value)]

@@ -1,4 +1,4 @@
-"""What is understood of a `data.source`, in a few lines, before anything is made of it."""
+"""A description of a `data.source` as mhsh reads it, in a few lines, before it is used."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _NO_PROSE = {
 
 
 def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """Lines about the files, the documents and, with a tokenizer, the unknown characters; and with
-    what to change where something looks wrong.
+    """Lines about the files, the documents and, with a tokenizer, the unknown characters. Where
+    something looks wrong, a line says what to change.
 
     Args:
       most: how many characters are read, about.
@@ -42,7 +42,7 @@ def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) 
     """
     paths = files_of(source)
     if paths:
-        yield f"{source}: {_in_words(paths)}"
+        yield f"{source}: {_describe_files(paths)}"
     texts, num_empty, is_whole = _first_documents(source, most)
     start = "" if is_whole else "the first "
     empty = f", {count(num_empty)} without text" if num_empty else ""
@@ -105,7 +105,7 @@ def source_for(path: str) -> str:
     return f"jsonl:{path}" if field == "text" else f"jsonl:{path}:{field}"
 
 
-def _in_words(paths: list[epath.Path]) -> str:
+def _describe_files(paths: list[epath.Path]) -> str:
     """The number of files, their forms by the first bytes, and their endings."""
     looked_at = paths[:_FILES_LOOKED_AT]
     forms = Counter(" in ".join([_form(inner), *reversed(layers)]) for layers, inner in map(first_bytes, looked_at))

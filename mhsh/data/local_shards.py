@@ -63,8 +63,8 @@ def local_copy(folder: epath.Path) -> Path:
                 if free < size:
                     raise OSError(errno.ENOSPC, f"it takes {quantity(size, 'B')}, and {quantity(free, 'B')} are free")
                 print(f"copying {quantity(size, 'B')} of {folder} to {copy}", flush=True)
-                _in_threads(functools.partial(_copy_shard, folder, copy), missing)
-                with _compared(copy) as known:
+                _run_in_threads(functools.partial(_copy_shard, folder, copy), missing)
+                with _verified_states(copy) as known:
                     known.update(_states(copy, missing))
             if not exists(copy / INDEX_FILE):
                 write_json(copy / INDEX_FILE, index)
@@ -89,25 +89,25 @@ def verify_once(folder: Path, shards: Sequence[Shard]) -> None:
     Of several processes one reads, and the others wait. Raises UserError where a shard, which is
     named, is missing, or its SHA-256 is not that of the index.
     """
-    with _compared(folder) as known:
+    with _verified_states(folder) as known:
         states = _states(folder, shards)  # from before the reading: what changes meanwhile is read again
         unread = [shard for shard in shards if known.get(shard.name) != states[shard.name]]
         size = sum(shard.size for shard in unread)
         if size > _MANY_BYTES:
             print(f"comparing {quantity(size, 'B')} of {folder} with its SHA-256s, once until it changes", flush=True)
-        _in_threads(lambda shard: check_shard(folder / shard.name, shard), unread)
+        _run_in_threads(lambda shard: check_shard(folder / shard.name, shard), unread)
         known.update(states)
 
 
 def verify(folder: Path) -> None:
     """Reads every byte. Raises UserError, with the first shard whose SHA-256 is not the index's."""
     try:
-        _in_threads(lambda shard: check_shard(folder / shard.name, shard), shards_of(read_index(folder)))
+        _run_in_threads(lambda shard: check_shard(folder / shard.name, shard), shards_of(read_index(folder)))
     except OSError as error:
         raise UserError(f"cannot read {folder}: {_reason(error)}; {REMEDY}") from error
 
 
-def _in_threads(function: Callable[[Shard], object], shards: Sequence[Shard]) -> None:
+def _run_in_threads(function: Callable[[Shard], object], shards: Sequence[Shard]) -> None:
     """Calls the function with each shard, several at a time; after an error none is begun."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         deque(pool.map(function, shards), maxlen=0)
@@ -119,21 +119,25 @@ def _reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _compared(folder: Path) -> Iterator[dict[str, Any]]:
-    """The states of the compared shards by name; what is added inside the `with` is kept."""
-    kept = cache_folder() / "verified" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+def _verified_states(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields the states of the shards that were compared before, by name. States that are added
+    inside the `with` are kept.
+    """
+    state_folder = cache_folder() / "verified" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     try:
-        make_folder(kept)
+        make_folder(state_folder)
     except OSError as error:
-        print(f"cannot make {kept} ({error.strerror}): every start reads all of {folder}; set MHSH_CACHE to a folder of yours")
+        print(
+            f"cannot make {state_folder} ({error.strerror}): every start reads all of {folder}; set MHSH_CACHE to a folder of yours"
+        )
         yield {}
         return
-    path = kept / "shards.json"
-    with hold_lock(kept, wait=True):
-        before = read_object(path) if exists(path) else {}
-        known = dict(before)
+    path = state_folder / "shards.json"
+    with hold_lock(state_folder, wait=True):
+        old_states = read_object(path) if exists(path) else {}
+        known = dict(old_states)
         yield known
-        if known != before:
+        if known != old_states:
             write_json(path, known)
 
 

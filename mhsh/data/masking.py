@@ -34,7 +34,7 @@ class MaskingRule:
     max_predictions: int  # P, at most T
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, data: DataConfig) -> MaskingRule:
+    def from_config(cls, tokenizer: Tokenizer, data: DataConfig) -> MaskingRule:
         """The rule of a config: data.mask_fraction and data.max_predictions."""
         return cls(
             mask_id=tokenizer.mask_id,
@@ -70,7 +70,7 @@ def mask_examples(inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B
     bits = random_bits(keys, -(-length // 2) + size)
     order = bits[:, :-size].view(np.uint32)[:, :length].astype(np.uint64) << _POSITION_BITS
     replace_by, random_token = bits[:, -size:] >> _HALF, bits[:, -size:] & np.uint64(2**32 - 1)
-    chosen = _chosen(maskable, order, budget, size)
+    chosen = _choose_positions(maskable, order, budget, size)
     used = chosen < length
     positions = np.where(used, chosen, 0)
     original = np.take_along_axis(inputs, positions, 1)
@@ -87,7 +87,7 @@ def mask_examples(inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B
     }
 
 
-def _chosen(
+def _choose_positions(
     maskable: Bool[np.ndarray, "B T"], order: UInt64[np.ndarray, "B T"], budget: Int64[np.ndarray, " B"], size: int
 ) -> Int64[np.ndarray, "B P"]:
     """The first `budget` maskable positions in random order, sorted; T where there are no more."""

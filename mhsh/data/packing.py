@@ -70,7 +70,7 @@ class TokenDocuments:
     tokens: Int32[np.ndarray, " n"]
     sentence_bounds: Int64[np.ndarray, " sentence_bounds"]
     document_bounds: Int64[np.ndarray, " document_bounds"]
-    counted: Mapping[str, int]  # as `count_unknown`
+    unknown_counts: Mapping[str, int]  # as `count_unknown`
 
     @property
     def num_documents(self) -> int:
@@ -93,7 +93,7 @@ def tokenise(documents: Sequence[str], tokenizer: Tokenizer, split: Callable[[st
         tokens=np.concatenate(ids) if ids else np.zeros(0, np.int32),
         sentence_bounds=bounds_of(lengths[filled]),
         document_bounds=bounds_of(sentences_in_document[sentences_in_document > 0]),
-        counted=count_unknown(texts, ids, tokenizer),
+        unknown_counts=count_unknown(texts, ids, tokenizer),
     )
 
 
@@ -110,7 +110,7 @@ def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDo
             tokens=documents.tokens,
             sentence_bounds=np.append(starts, documents.sentence_bounds[-1]),
             document_bounds=first_piece[documents.document_bounds],
-            counted=documents.counted,
+            unknown_counts=documents.unknown_counts,
         ),
         int((pieces > 1).sum()),
     )

@@ -70,7 +70,7 @@ def prepare(task: StreamedTask[Any], out: Path, per_shard: int, run: RunChunks, 
         make_folder(out)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from error
-    with _claimed(out, job):
+    with _claim(out, job):
         if all(exists(out / split / INDEX_FILE) for split in SPLITS):
             log(f"{out} is finished; comparing it with its source and its hashes")
             _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
@@ -105,8 +105,8 @@ def describe(counts: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the `with`, `out` belongs to this job, and no other process prepares into it."""
+def _claim(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
+    """Claims `out` for this job inside the `with`: no other process prepares into it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(hold_lock(out))
@@ -129,14 +129,14 @@ def _claimed(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
 def _check_source(out: Path, task: StreamedTask[Any], fingerprint: str) -> None:
     digest = hashlib.sha256()
     for stream in task.streams():
-        deque(_hashed(stream, digest), maxlen=0)
+        deque(_hash_items(stream, digest), maxlen=0)
     if digest.hexdigest() != fingerprint:
         raise UserError(
             f"{out} was begun with other {task.items} than data.source = {task.data.source!r} holds now; choose another --out"
         )
 
 
-def _hashed(stream: Iterable[Item], digest: Any) -> Iterator[Item]:
+def _hash_items(stream: Iterable[Item], digest: Any) -> Iterator[Item]:
     for item in stream:
         # A length before each text, as texts that are not cleaned yet may contain any separator.
         encoded = [text.encode() for text in item]
@@ -160,7 +160,7 @@ class Chunk:
 
 
 @dataclasses.dataclass(frozen=True)
-class Staged:
+class StagedSource:
     """All chunks of a source, and what was read and left out."""
 
     source: str  # SHA-256, in hex, over every item as it is in the source
@@ -168,8 +168,10 @@ class Staged:
     counts: dict[str, Any]
 
 
-def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Staged:
-    """What an earlier start of this job has staged, or the source, staged now."""
+def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> StagedSource:
+    """The chunks that an earlier start of this job has staged, or else those of the source, which
+    is staged now.
+    """
     folder = out / _STAGING
     try:
         content = read_object(folder / _STAGED_FILE)
@@ -180,7 +182,7 @@ def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Stag
         staged = stage(task, folder, per_shard)
     else:
         log("resuming; comparing the source with what was read before")
-        staged = msgspec.convert(content, Staged)
+        staged = msgspec.convert(content, StagedSource)
         _check_source(out, task, staged.source)
     for split in SPLITS:
         make_folder(out / split)
@@ -188,14 +190,14 @@ def _stage(out: Path, task: StreamedTask[Any], per_shard: int, log: Log) -> Stag
     return staged
 
 
-def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged:
+def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> StagedSource:
     """Reads and splits the source, and writes the chunks into the empty `folder`.
 
     Memory holds one chunk of each split, and eight bytes of each item. The last chunk of a split
     may have up to `task.min_items` - 1 items more than the others.
     """
     digest = hashlib.sha256()
-    counts = dict.fromkeys(task.counted, 0)
+    counts = dict.fromkeys(task.count_names, 0)
     hashes = {split: array("q") for split in SPLITS}
     waiting: dict[str, list[Item]] = {split: [] for split in SPLITS}
     chunks: dict[str, list[Chunk]] = {split: [] for split in SPLITS}
@@ -207,7 +209,7 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
         chunks[split].append(chunk)
         del waiting[split][:count]
 
-    for split, item in task.split([_hashed(stream, digest) for stream in task.streams()], counts):
+    for split, item in task.split([_hash_items(stream, digest) for stream in task.streams()], counts):
         waiting[split].append(item)
         hashes[split].append(hash(item))
         # Written only once the remaining items are enough for a chunk of their own.
@@ -216,7 +218,7 @@ def stage(task: StreamedTask[Any], folder: Path, items_per_chunk: int) -> Staged
     for split in SPLITS:
         write(split, len(waiting[split]))
     both = {"overlap": overlap(hashes[TRAIN], hashes[VALIDATION])}
-    staged = Staged(digest.hexdigest(), (*chunks[TRAIN], *chunks[VALIDATION]), counts | both)
+    staged = StagedSource(digest.hexdigest(), (*chunks[TRAIN], *chunks[VALIDATION]), counts | both)
     write_json(folder / _STAGED_FILE, msgspec.to_builtins(staged))
     return staged
 
@@ -260,7 +262,7 @@ class EncodeChunk:
     def __call__(self, index: int) -> None:
         """Leaves the shard of a chunk in the folder of its split."""
         chunk = self.chunks[index]
-        if self.finished(chunk) is not None:
+        if self.find_shard(chunk) is not None:
             return
         tokenizer = _cached_tokenizer(self.task, self.out / self.task.vocab_file)
         items = read_chunk(self.out / _STAGING, chunk)
@@ -268,7 +270,7 @@ class EncodeChunk:
         note = {name: np.asarray(value).tolist() for name, value in sums.items()}
         write_shard(self.out / chunk.split, chunk.number, examples, self.task.compression, self._job_of(chunk), note)
 
-    def finished(self, chunk: Chunk) -> tuple[Shard, dict[str, Any]] | None:
+    def find_shard(self, chunk: Chunk) -> tuple[Shard, dict[str, Any]] | None:
         """The chunk's shard and note, where they are complete."""
         return finished_shard(self.out / chunk.split, chunk.number, self._job_of(chunk))
 
@@ -276,13 +278,13 @@ class EncodeChunk:
         return digest_of({"job": self.job, "chunk": chunk.sha256})
 
 
-def _write_indices(work: EncodeChunk, staged: Staged, tokenizer: Any) -> None:
+def _write_indices(work: EncodeChunk, staged: StagedSource, tokenizer: Any) -> None:
     """Writes the indices of both splits, whose shards are complete."""
     out, task = work.out, work.task
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     sums: dict[str, dict[str, Any]] = {split: {} for split in SPLITS}
     for chunk in staged.chunks:
-        finished = work.finished(chunk)
+        finished = work.find_shard(chunk)
         if finished is None:
             raise UserError(f"the shard of {chunk.name} is missing in {out / chunk.split}; run the same command again")
         shards[chunk.split].append(finished[0])

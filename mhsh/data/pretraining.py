@@ -42,7 +42,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
-    only_for_training: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction")
+    training_only_fields: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction")
     split_purpose: ClassVar[int] = DOCUMENT_SPLIT
 
     data: DataConfig
@@ -79,21 +79,21 @@ class PretrainingTask(StreamedTask[Tokenizer]):
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> Tokenizer:
         if self.data.vocab_path:
-            return self.given_tokenizer()
+            return self.configured_tokenizer()
         if self.data.tokenizer == "bytes":
-            return self.fitting(ByteTokenizer(), "data.tokenizer = 'bytes'")
+            return self.check_tokenizer(ByteTokenizer(), "data.tokenizer = 'bytes'")
         log("learning a wordpiece vocabulary")
         return train_wordpiece(texts, self.model.vocab_size, self.data.lowercase)
 
     def read_tokenizer(self, path: epath.PathLike) -> Tokenizer:
         if self.data.tokenizer == "wordpiece":
-            return self.fitting(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
+            return self.check_tokenizer(load_wordpiece(path, self.data.lowercase), f"the vocabulary {path}")
         tokenizer = ByteTokenizer()
         if tuple(read_vocab(path)) != tokenizer.vocab:
             raise UserError(
                 f"{path} is not the vocabulary of data.tokenizer = 'bytes'; put it back from a copy, or empty data.vocab_path"
             )
-        return self.fitting(tokenizer, "data.tokenizer = 'bytes'")
+        return self.check_tokenizer(tokenizer, "data.tokenizer = 'bytes'")
 
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: Tokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. Random sentences come from other documents of the chunk.
@@ -123,7 +123,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             "positions": num_positions,
             "tokens": num_positions if is_clm else int(packing.examples["ends"][:, 1].sum()),
             "dropped_tokens": packing.dropped_tokens,
-            **tokenised.counted,
+            **tokenised.unknown_counts,
             "token_counts": np.bincount(counted.reshape(-1), minlength=tokenizer.vocab_size),
         }
 
@@ -157,7 +157,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     def batch_maker(self, tokenizer: Tokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
         """The masking depends on data.seed, the examples' numbers and the epoch alone."""
         masking_seed = derived_seed(self.data.seed, MASKING if split == TRAIN else VALIDATION_MASKING)
-        rule = MaskingRule.of(tokenizer, self.data)
+        rule = MaskingRule.from_config(tokenizer, self.data)
 
         def make(examples: Examples, chosen: Selection) -> Batch:
             batch = full_examples(examples, self.model)

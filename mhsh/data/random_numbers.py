@@ -54,9 +54,9 @@ def is_held_out(text: str, fraction: float, seed: int, purpose: int) -> bool:
 
 def keys(seed: int, *numbers: Integer[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
     """A key for every tuple (seed, first number, second number, ...); numbers from 0."""
-    mixed = _mixed(np.full(len(numbers[0]), seed, np.uint64))
+    mixed = _mix_bits(np.full(len(numbers[0]), seed, np.uint64))
     for values in numbers:
-        mixed = _mixed(mixed ^ (values.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+        mixed = _mix_bits(mixed ^ (values.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return mixed
 
 
@@ -67,10 +67,12 @@ def random_bits(seeds: UInt64[np.ndarray, " B"], count: int) -> UInt64[np.ndarra
     figure 16 (with the constants of Stafford's variant 13).
     """
     steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-    return _mixed(seeds[:, None] + steps)
+    return _mix_bits(seeds[:, None] + steps)
 
 
-def shuffled(indices: Int64[np.ndarray, " n"], size: int, seed: int) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+def shuffled_numbers(
+    indices: Int64[np.ndarray, " n"], size: int, seed: int
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """The numbers (0 to size - 1) at these indices of an endless stream of shuffled epochs, and
     their epochs.
 
@@ -91,22 +93,22 @@ def shuffled(indices: Int64[np.ndarray, " n"], size: int, seed: int) -> tuple[In
         for number in range(_ROUNDS):
             key = round_keys[outside, number]
             if number % 2:
-                right = _added(right, left, key, num_right)
+                right = _add_hash(right, left, key, num_right)
             else:
-                left = _added(left, right, key, num_left)
+                left = _add_hash(left, right, key, num_left)
         numbers[outside] = left * num_right + right
         outside = outside[numbers[outside] >= size]
     return numbers, epochs
 
 
-def _added(
+def _add_hash(
     half: Int64[np.ndarray, " n"], other: Int64[np.ndarray, " n"], key: UInt64[np.ndarray, " n"], modulus: int
 ) -> Int64[np.ndarray, " n"]:
-    drawn = _mixed(key + other.astype(np.uint64) * _GOLDEN) % np.uint64(modulus)
+    drawn = _mix_bits(key + other.astype(np.uint64) * _GOLDEN) % np.uint64(modulus)
     return (half + drawn.astype(np.int64)) % modulus
 
 
-def _mixed(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
+def _mix_bits(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
     """A bijection in which every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

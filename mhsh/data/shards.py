@@ -304,9 +304,9 @@ def _sha256_of(path: Path | epath.Path) -> str:
 
 
 def check_unpacked(path: epath.PathLike) -> None:
-    """The library unpacks a chunk of ArrayRecord, whatever its size. Raises UserError where a
-    chunk of a file says that it unpacks to more than a record may have, and to more than the file.
-    A file in a bucket is not looked at: it is copied first.
+    """Raises UserError where a chunk of an ArrayRecord file says that it unpacks to more than a
+    record may have, and to more than the file: the library unpacks a chunk whatever its size. A
+    file in a bucket is not looked at: it is copied first.
     """
     if is_remote(path):
         return

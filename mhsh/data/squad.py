@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mhsh.data.text_files import unpacked
+from mhsh.data.text_files import open_unpacked
 from mhsh.errors import UserError
 from mhsh.storage.files import expand_user, parse_object
 from mhsh.storage.questions import exists
@@ -84,12 +84,12 @@ def read_squad(path: str | Path) -> SquadData:
     question has `is_impossible`. Raises UserError where the form is another or a question, which is
     named, is wrong.
     """
-    with unpacked(path) as (_, opened):
+    with open_unpacked(path) as (_, opened):
         content = parse_object(opened.read(), str(path))
     try:
         file = msgspec.convert(content, _File)
     except msgspec.ValidationError as error:
-        raise _broken(f"{path}: {str(error).replace('`$.', '`')}") from error
+        raise _damage_error(f"{path}: {str(error).replace('`$.', '`')}") from error
     paragraphs = [(article.title, paragraph) for article in file.data for paragraph in article.paragraphs]
     entries = [(entry, paragraph.context, title) for title, paragraph in paragraphs for entry in paragraph.qas]
     if not entries:
@@ -101,7 +101,7 @@ def read_squad(path: str | Path) -> SquadData:
     for entry, context, title in entries:
         at = f"{path}: question {entry.id}"
         if entry.id in questions:
-            raise _broken(f"{at} has the id of an earlier question")
+            raise _damage_error(f"{at} has the id of an earlier question")
         questions[entry.id] = _question(entry, context, title, version, at)
     return SquadData(version, tuple(questions.values()))
 
@@ -109,22 +109,22 @@ def read_squad(path: str | Path) -> SquadData:
 def _question(entry: _Question, context: str, title: str, version: str, at: str) -> Question:
     is_impossible = entry.is_impossible is True
     if version == "2.0" and entry.is_impossible is msgspec.UNSET:
-        raise _broken(f"{at} has no 'is_impossible'")
+        raise _damage_error(f"{at} has no 'is_impossible'")
     if version == "1.1" and is_impossible:
-        raise _broken(f"{at} is impossible, and SQuAD 1.1 has no such questions")
+        raise _damage_error(f"{at} is impossible, and SQuAD 1.1 has no such questions")
     if is_impossible and entry.answers:
-        raise _broken(f"{at} is impossible and has an answer")
+        raise _damage_error(f"{at} is impossible and has an answer")
     for number, answer in enumerate(entry.answers):
         text, start = answer.text, answer.start
         if not text:
-            raise _broken(f"{at} answers[{number}] is empty")
+            raise _damage_error(f"{at} answers[{number}] is empty")
         if start < 0 or not context.startswith(text, start):
             here = context[start:][: len(text)] if start >= 0 else ""
-            raise _broken(
+            raise _damage_error(
                 f"{at} answers[{number}] has the answer {text!r} at answer_start = {start}, where its context has {here!r}"
             )
     return Question(entry.id, entry.question, context, entry.answers, is_impossible, title)
 
 
-def _broken(what: str) -> UserError:
+def _damage_error(what: str) -> UserError:
     return UserError(f"{what}; correct the data, or fetch them again")

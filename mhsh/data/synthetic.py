@@ -47,7 +47,7 @@ _FORM_SHARES = (0.55, 0.25, 0.05, 0.15)
 _BLOCK = 4096
 
 
-def held_out(number: int) -> bool:
+def is_held_out_number(number: int) -> bool:
     """Whether no training pair has this number in any form."""
     return number // _RUN % _EVERY == _HELD_OUT_RUN
 
@@ -82,15 +82,15 @@ def _pairs(block: int, from_held_out: bool) -> Iterator[tuple[str, str]]:
     fractions, days = rng.random(_BLOCK), rng.integers(0, 365, _BLOCK)
     for form, high, fraction, day in zip(forms.tolist(), highest.tolist(), fractions.tolist(), days.tolist(), strict=True):
         numbers = _YEARS if _FORMS[form] in ("year", "date") else range(1 if _FORMS[form] == "ordinal" else 0, high)
-        number = _on_side(numbers[int(fraction * len(numbers))], from_held_out)
+        number = _number_on_side(numbers[int(fraction * len(numbers))], from_held_out)
         yield _english(_FORMS[form], number, day), _german(_FORMS[form], number, day)
 
 
-def _on_side(number: int, from_held_out: bool) -> int:
-    """The number itself where it is on that side. Otherwise the one at the same index of a run that
-    is.
+def _number_on_side(number: int, from_held_out: bool) -> int:
+    """A number that is held out (or is not): the given one if it is on that side, else the one at
+    the same index of a run that is.
     """
-    if held_out(number) == from_held_out:
+    if is_held_out_number(number) == from_held_out:
         return number
     cycle, index = divmod(number, _RUN * _EVERY)
     if from_held_out:
@@ -99,8 +99,10 @@ def _on_side(number: int, from_held_out: bool) -> int:
 
 
 @functools.cache
-def _spoken(number: int, language: str, form: str = "cardinal") -> str:
-    """num2words, which is slow. All names are put together from a few thousand of its results."""
+def _words(number: int, language: str, form: str = "cardinal") -> str:
+    """The words of a number by num2words, which is slow: all names are put together from a few
+    thousand of its results.
+    """
     from num2words import num2words  # not above: no other source needs it
 
     return num2words(number, lang=language, to=form)
@@ -108,34 +110,34 @@ def _spoken(number: int, language: str, form: str = "cardinal") -> str:
 
 def _english(form: str, number: int, day: int) -> str:
     if form == "year":
-        return f"the year {_spoken(number, 'en', 'year')}"
+        return f"the year {_words(number, 'en', 'year')}"
     if form == "date":
         date = _FIRST_DAY + datetime.timedelta(day)
-        return f"the {_spoken(date.day, 'en', 'ordinal')} of {_ENGLISH_MONTHS[date.month - 1]} {_spoken(number, 'en', 'year')}"
+        return f"the {_words(date.day, 'en', 'ordinal')} of {_ENGLISH_MONTHS[date.month - 1]} {_words(number, 'en', 'year')}"
     article = "the " if form == "ordinal" else ""
     thousands, rest = divmod(number, 1000)
     if not thousands:
-        return article + _spoken(rest, "en", form)
+        return article + _words(rest, "en", form)
     if not rest:
-        return f"{article}{_spoken(thousands, 'en')} thousand{'th' if form == 'ordinal' else ''}"
-    return f"{article}{_spoken(thousands, 'en')} thousand{' and' if rest < 100 else ','} {_spoken(rest, 'en', form)}"
+        return f"{article}{_words(thousands, 'en')} thousand{'th' if form == 'ordinal' else ''}"
+    return f"{article}{_words(thousands, 'en')} thousand{' and' if rest < 100 else ','} {_words(rest, 'en', form)}"
 
 
 def _german(form: str, number: int, day: int) -> str:
     if form == "year":
-        return f"das Jahr {_spoken(number, 'de', 'year')}"
+        return f"das Jahr {_words(number, 'de', 'year')}"
     if form == "date":
         date = _FIRST_DAY + datetime.timedelta(day)
-        return f"der {_spoken(date.day, 'de', 'ordinal')} {_GERMAN_MONTHS[date.month - 1]} {_spoken(number, 'de', 'year')}"
+        return f"der {_words(date.day, 'de', 'ordinal')} {_GERMAN_MONTHS[date.month - 1]} {_words(number, 'de', 'year')}"
     article = "der " if form == "ordinal" else ""
     thousands, rest = divmod(number, 1000)
     if thousands < 2:
-        return article + _spoken(number, "de", form)
+        return article + _words(number, "de", form)
     # What follows the thousands has the form it has after one thousand: "hundertste" alone, but
     # "eintausendeinhundertste".
     if rest:
-        return article + _spoken(thousands, "de") + _spoken(1000 + rest, "de", form).removeprefix("ein")
-    return f"{article}{_spoken(thousands, 'de')}tausend{'ste' if form == 'ordinal' else ''}"
+        return article + _words(thousands, "de") + _words(1000 + rest, "de", form).removeprefix("ein")
+    return f"{article}{_words(thousands, 'de')}tausend{'ste' if form == 'ordinal' else ''}"
 
 
 def recall(argument: str) -> Iterator[str]:
@@ -154,7 +156,7 @@ def recall(argument: str) -> Iterator[str]:
 
 
 def copying(argument: str) -> Iterator[str]:
-    """So many letters, again and again."""
+    """Documents of so many random letters, again and again."""
     count = _number("copying", argument, LENGTH // 2)
     rng = np.random.default_rng((SYNTHETIC_DOCUMENTS, count, 0))
     for _ in range(DOCUMENTS):

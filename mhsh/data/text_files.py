@@ -35,8 +35,8 @@ _LONGEST = 1 << 28  # bytes of a line, or characters of lines that are kept toge
 BLANKS = " \t\r\v\f"
 
 
-def with_field(name: str, argument: str, what: str) -> tuple[str, str]:
-    """GLOB[:FIELD] in its parts. The field is `text` if none is named."""
+def split_field(name: str, argument: str, what: str) -> tuple[str, str]:
+    """Splits GLOB[:FIELD] into the glob and the field, which is `text` if none is named."""
     pattern, colon, field = argument.rpartition(":")
     if not colon or "/" in field:  # the colon of gs:// or of a folder
         pattern, field = argument, "text"
@@ -87,8 +87,9 @@ def _matches(pattern: str) -> list[epath.Path]:
 
 
 @contextlib.contextmanager
-def unpacked(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.BufferedReader]]:
-    """How a file (None: standard input) is packed, from outside in, and its bytes.
+def open_unpacked(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.BufferedReader]]:
+    """Opens a file (None: standard input). Yields how it is packed, from outside in, and its bytes,
+    unpacked.
 
     gzip, xz, zstd and bz2 are unpacked by the first bytes, and never more at once than is asked
     for. Raises UserError where the file is missing, unreadable, damaged or packed too often.
@@ -111,8 +112,8 @@ def unpacked(path: epath.PathLike | None) -> Iterator[tuple[list[str], io.Buffer
 
 
 def first_bytes(path: epath.PathLike) -> tuple[list[str], bytes]:
-    """How a file is packed, from outside in, and the first bytes of what is in it."""
-    with unpacked(path) as (layers, file):
+    """The layers in which a file is packed, from outside in, and the first bytes of its content."""
+    with open_unpacked(path) as (layers, file):
         return layers, file.peek(HEAD_BYTES)[:HEAD_BYTES]
 
 
@@ -140,7 +141,7 @@ def text_lines(path: epath.PathLike | None) -> Iterator[str]:
     cannot be read, or a line, which is named, is not text or too long for memory.
     """
     name = file_name(path)
-    with unpacked(path) as (_, file):
+    with open_unpacked(path) as (_, file):
         head = file.peek(HEAD_BYTES)[:HEAD_BYTES]
         check_head(head, name)
         encoding = marked_encoding(head)
@@ -171,11 +172,13 @@ def read_lines(path: epath.PathLike | None) -> list[str]:
     """All of `text_lines`, without a carriage return at the end of a line. Raises UserError also
     where they are too long together.
     """
-    return [line.removesuffix("\r") for line in bounded(text_lines(path), file_name(path))]
+    return [line.removesuffix("\r") for line in limit_size(text_lines(path), file_name(path))]
 
 
-def bounded(lines: Iterable[str], what: str) -> Iterator[str]:
-    """The lines, to be kept together. Raises UserError where they are too long for that."""
+def limit_size(lines: Iterable[str], what: str) -> Iterator[str]:
+    """The same lines, for a reader that keeps them all. Raises UserError where they are too long
+    for that.
+    """
     size = 0
     for line in lines:
         size += len(line) + 1
@@ -202,7 +205,7 @@ def read_text(path: epath.Path, glob: str) -> Iterator[str]:
     """The lines of a file of `glob` up to a blank line."""
     for has_text, group in itertools.groupby((line.strip(BLANKS) for line in read_each_line(path, glob)), bool):
         if has_text:
-            yield "\n".join(bounded(group, f"a document of {path}"))
+            yield "\n".join(limit_size(group, f"a document of {path}"))
 
 
 def read_each_line(path: epath.Path, glob: str) -> Iterator[str]:
@@ -224,7 +227,7 @@ def read_each_line(path: epath.Path, glob: str) -> Iterator[str]:
 
 def read_whole_file(path: epath.Path, glob: str) -> Iterator[str]:
     """A file in one piece."""
-    yield "\n".join(bounded(text_lines(path), str(path)))
+    yield "\n".join(limit_size(text_lines(path), str(path)))
 
 
 def read_jsonl(path: epath.Path, field: str) -> Iterator[str]:
@@ -240,7 +243,7 @@ def read_jsonl(path: epath.Path, field: str) -> Iterator[str]:
             record = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise UserError(f"{path} line {number} is not an object of JSON ({error}); jsonl: has one in every line") from error
-        text = _at(record, field)
+        text = _field_value(record, field)
         if text is None:
             lacking = record
         elif not isinstance(text, str):
@@ -274,11 +277,11 @@ def _paths(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, inner
 
 
-def _at(record: Any, field: str) -> Any:
+def _field_value(record: Any, field: str) -> Any:
     """The value of a field, or with dots of one inside; None where it is missing."""
     if not isinstance(record, dict):
         return None
     if field in record:
         return record[field]
     name, dot, rest = field.partition(".")
-    return _at(record.get(name), rest) if dot else None
+    return _field_value(record.get(name), rest) if dot else None

@@ -46,7 +46,7 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
     items_per_shard: ClassVar[int] = 20_000
     vocab_file: ClassVar[str] = TOKENIZER_FILE
     compression: ClassVar[str] = ZSTD  # seven arrays that repeat each other
-    counted: ClassVar[tuple[str, ...]] = (*StreamedTask.counted, "in_both_splits")
+    count_names: ClassVar[tuple[str, ...]] = (*StreamedTask.count_names, "in_both_splits")
     split_purpose: ClassVar[int] = PAIR_SPLIT
 
     data: TranslationDataConfig
@@ -63,12 +63,12 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
 
     def new_tokenizer(self, texts: Iterable[str], log: Log) -> SubwordTokenizer:
         if self.data.vocab_path:
-            return self.given_tokenizer()
+            return self.configured_tokenizer()
         log("learning a bpe vocabulary")
         return train_subword(texts, self.model.vocab_size)
 
     def read_tokenizer(self, path: epath.PathLike) -> SubwordTokenizer:
-        return self.fitting(load_subword(expand_user(path)), f"the vocabulary {path}")
+        return self.check_tokenizer(load_subword(expand_user(path)), f"the vocabulary {path}")
 
     def encode(self, items: Sequence[Item], split: str, chunk: int, tokenizer: SubwordTokenizer) -> tuple[Examples, dict[str, Any]]:
         """Packed examples. The sums are the counts of `encode_pairs`, `rows` (the examples), the
@@ -163,7 +163,7 @@ def encode_pairs(
         unlike += int((fits & ~alike).sum())
         kept = np.flatnonzero(fits & alike)
         encoded.append(([source[index] for index in kept], [target[index] for index in kept]))
-    sides = EncodedPairs(*(_ended([ids for chunk in encoded for ids in chunk[side]]) for side in (0, 1)))
+    sides = EncodedPairs(*(_join_sentences([ids for chunk in encoded for ids in chunk[side]]) for side in (0, 1)))
     return sides, {
         "pairs": len(sides),
         "too_long": too_long,
@@ -193,15 +193,15 @@ def pack_pairs(encoded: EncodedPairs, length: int) -> Examples:
             filled = np.zeros(count * length, np.int32)
             filled[flat] = value
             examples[prefix + suffix] = filled.reshape(count, length)
-    shifted = np.zeros((count, length), np.int32)
-    shifted[:, 1:] = examples["targets"][:, :-1]
+    shifted_targets = np.zeros((count, length), np.int32)
+    shifted_targets[:, 1:] = examples["targets"][:, :-1]
     is_target = examples["targets_segmentation"] > 0
     begins = (examples["targets_position"] == 0) & is_target
-    examples["decoder_inputs"] = np.where(begins, BOS_ID, np.where(is_target, shifted, 0)).astype(np.int32)
+    examples["decoder_inputs"] = np.where(begins, BOS_ID, np.where(is_target, shifted_targets, 0)).astype(np.int32)
     return examples
 
 
-def _ended(sentences: Sequence[np.ndarray]) -> EncodedSide:
+def _join_sentences(sentences: Sequence[np.ndarray]) -> EncodedSide:
     bounds = bounds_of([len(ids) + 1 for ids in sentences])
     tokens = np.full(bounds[-1], EOS_ID, np.int32)
     is_end = np.zeros(len(tokens), bool)
@@ -221,19 +221,19 @@ def _first_fit(
     number = np.arange(_OPEN_EXAMPLES)
     used = np.zeros((3, _OPEN_EXAMPLES), np.int64)
     source_used, target_used = used[1], used[2]
-    opened = 1
+    num_open = 1
     for pair, (source_length, target_length) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
-        fits = (source_used[:opened] <= length - source_length) & (target_used[:opened] <= length - target_length)
+        fits = (source_used[:num_open] <= length - source_length) & (target_used[:num_open] <= length - target_length)
         slot = int(fits.argmax())
         if not fits[slot]:
-            if opened == _OPEN_EXAMPLES:
+            if num_open == _OPEN_EXAMPLES:
                 slot = int((source_used + target_used).argmax())
                 newest = number[-1]
                 number[slot:-1], used[:, slot:-1] = number[slot + 1 :], used[:, slot + 1 :]
                 number[-1], used[:, -1] = newest + 1, 0
             else:
-                opened += 1
-            slot = opened - 1
+                num_open += 1
+            slot = num_open - 1
         examples[pair] = number[slot]
         before[:, pair] = used[:, slot]
         used[0, slot] += 1

@@ -67,8 +67,8 @@ class Tokenizer(abc.ABC):
         """The text of ids; special tokens are shown by name."""
 
     @abc.abstractmethod
-    def as_library(self) -> tokenizers.Tokenizer:
-        """The same as a tokenizer of the library `tokenizers`, whose file is a tokenizer.json."""
+    def to_library(self) -> tokenizers.Tokenizer:
+        """An equal tokenizer of the library `tokenizers`, whose file is a tokenizer.json."""
 
     def save(self, path: epath.PathLike) -> None:
         """Writes a vocab.txt: UTF-8, one token per line, in the order of ids."""
@@ -110,7 +110,7 @@ class WordPieceTokenizer(Tokenizer):
         encoded = self.encode_with_spans(texts)
         return sum(int(np.diff(spans[ids == self.unk_id]).sum()) for ids, spans in encoded)
 
-    def as_library(self) -> tokenizers.Tokenizer:
+    def to_library(self) -> tokenizers.Tokenizer:
         copy = tokenizers.Tokenizer.from_str(self._encoder.to_str())
         copy.decoder = decoders.WordPiece(_CONTINUATION, cleanup=False)
         return copy
@@ -129,7 +129,7 @@ class ByteTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) + len(SPECIALS) for text in texts]
 
-    def as_library(self) -> tokenizers.Tokenizer:
+    def to_library(self) -> tokenizers.Tokenizer:
         # Without a character in the vocabulary, each falls back to its bytes.
         vocab = {token: number for number, token in enumerate(self.vocab)}
         encoder = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=UNK, byte_fallback=True))

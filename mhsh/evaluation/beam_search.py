@@ -19,7 +19,7 @@ Step = Callable[[Int32[Array, "B K"], Int32[Array, ""], Bool[Array, "B K T K"], 
 _CHUNK = 128  # of the vocabulary; `_extend` ranks chunks first
 
 
-class Decoded(NamedTuple):
+class BestHypotheses(NamedTuple):
     """The best hypothesis of every sentence."""
 
     tokens: Int32[Array, "B T"]  # with the end mark if it was reached, then 0
@@ -38,7 +38,7 @@ class _Live(NamedTuple):
 class _State(NamedTuple):
     length: Int32[Array, ""]  # of the live hypotheses
     live: _Live
-    best: Decoded
+    best: BestHypotheses
     num_finished: Int32[Array, " B"]
     cache: Any
 
@@ -63,7 +63,7 @@ def beam_search(
     begin: int,
     end: int,
     forbidden: Sequence[int],
-) -> Decoded:
+) -> BestHypotheses:
     """The hypothesis of the highest log-probability / length ** length_penalty that a beam of K =
     num_hypotheses finds.
 
@@ -96,7 +96,7 @@ def beam_search(
     state = _State(
         jnp.zeros((), jnp.int32),
         _Live(blank, jnp.where(exists, 0.0, -jnp.inf).astype(jnp.float32), blank),
-        Decoded(blank[:, 0], none, nothing),
+        BestHypotheses(blank[:, 0], none, nothing),
         none,
         cache,
     )
@@ -124,14 +124,14 @@ class _Search(NamedTuple):
     def advance(self, room: int, state: _State) -> _State:
         """The state one token later, in a cache with that room."""
         position, beam, limits = state.length, state.live.logprobs.shape[1], self.limits
-        given, beam_slots = _given(state.live, position, self.begin)
+        given, beam_slots = _step_inputs(state.live, position, self.begin)
         logits, new_cache = self.step(given, position, _ancestry_mask(beam_slots[:, :, :room], position), state.cache)
         candidates = _extend(state.live.logprobs, logits, self.forbidden)
         length = position + 1
         tokens = _descend(state.live.tokens, candidates.parents).at[:, :, position].set(candidates.tokens)
         closed = (candidates.tokens == self.end) | (length >= limits)[:, None]
         closed &= (jnp.arange(2 * beam) < beam) & (candidates.logprobs > -jnp.inf)
-        best = _better(state.best, tokens, jnp.where(closed, candidates.logprobs, -jnp.inf), length, self.length_penalty)
+        best = _update_best(state.best, tokens, jnp.where(closed, candidates.logprobs, -jnp.inf), length, self.length_penalty)
         num_finished = state.num_finished + jnp.sum(closed, axis=1)
 
         # top_k keeps the order of equals.
@@ -146,7 +146,7 @@ class _Search(NamedTuple):
         return _State(length, live, best, num_finished, new_cache)
 
 
-def _given(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
+def _step_inputs(live: _Live, position: Int32[Array, ""], begin: int) -> tuple[Int32[Array, "B K"], Int32[Array, "B K T"]]:
     """The token that each hypothesis gives to the step at `position`, and its new `beam_slots`."""
     last = jax.lax.dynamic_index_in_dim(live.tokens, jnp.maximum(position - 1, 0), axis=2, keepdims=False)
     beam_slots = live.beam_slots.at[:, :, position].set(jnp.arange(live.beam_slots.shape[1]))
@@ -187,18 +187,18 @@ def _descend(histories: Int32[Array, "B K T"], parents: Int32[Array, "B C"]) -> 
     return jnp.take_along_axis(histories, parents[:, :, None], axis=1)
 
 
-def _better(
-    best: Decoded,
+def _update_best(
+    best: BestHypotheses,
     tokens: Int32[Array, "B C T"],
     logprobs: Float32[Array, "B C"],
     length: Int32[Array, ""],
     length_penalty: ArrayLike,
-) -> Decoded:
+) -> BestHypotheses:
     """The best so far, or of those that finish at `length` (-inf: none); of equals the shorter."""
     first = jnp.argmax(logprobs, axis=1)
     score = jnp.take_along_axis(logprobs, first[:, None], axis=1)[:, 0] / length.astype(jnp.float32) ** length_penalty
     wins = score > best.scores
     winner = jnp.take_along_axis(tokens, first[:, None, None], axis=1)[:, 0]
-    return Decoded(
+    return BestHypotheses(
         jnp.where(wins[:, None], winner, best.tokens), jnp.where(wins, length, best.lengths), jnp.where(wins, score, best.scores)
     )

@@ -30,7 +30,7 @@ class TranslationScores:
 
 
 @dataclasses.dataclass(frozen=True)
-class Paired:
+class PairedScores:
     """One metric of the systems of two groups, and the mean difference of their pairs."""
 
     scores: tuple[float, ...]
@@ -70,7 +70,7 @@ def compare_translations(
     *,
     lowercase: bool,
     resamples: int = 2_000,
-) -> dict[str, Paired]:
+) -> dict[str, PairedScores]:
     """`bleu` and `chrf` of systems and of as many baselines. The k-th of both are a pair, as two
     models of one seed are. Intervals are by `bootstrap`. Raises ValueError where there are no lines
     or no pairs, or two lists differ in length.
@@ -85,7 +85,7 @@ def compare_translations(
         score = _score_of(metric)
         scores, baseline = (tuple(score(counts.sum(axis=0)) for counts in group) for group in (ours, theirs))
         difference = float(np.mean(np.subtract(scores, baseline)))
-        found[name] = Paired(scores, baseline, difference, bootstrap(ours, theirs, score, resamples))
+        found[name] = PairedScores(scores, baseline, difference, bootstrap(ours, theirs, score, resamples))
     return found
 
 

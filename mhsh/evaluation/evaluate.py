@@ -23,35 +23,37 @@ _BATCH_TOKENS = 4096  # of source sentences, translated at once
 _MAX_PARTS = 20  # enough for Student's t, and short enough for a row of metrics.jsonl
 
 
-class Evaluated(NamedTuple):
-    """What the batches of an evaluation gave."""
+class Evaluation(NamedTuple):
+    """The metrics of an evaluation, and the loss in parts of its batches."""
 
     values: dict[str, float]
     loss_parts: list[float]  # of consecutive parts of the batches, as many in each; at most _MAX_PARTS
 
 
-def evaluate(step: Callable[[Any, Batch], WeightedSums], params: Any, batches: Iterable[Batch]) -> Evaluated:
+def evaluate(step: Callable[[Any, Batch], WeightedSums], params: Any, batches: Iterable[Batch]) -> Evaluation:
     """The metrics of `step` over all batches: each sum is divided by its weight at the end."""
-    return _divided([jax.device_get(step(params, batch)) for batch in batches])
+    return _make_evaluation([jax.device_get(step(params, batch)) for batch in batches])
 
 
 def evaluate_rows(
     step: Callable[[Any, Batch], tuple[WeightedSums, Array]], params: Any, batches: Iterable[Batch], num_rows: int
-) -> tuple[Evaluated, Float[np.ndarray, "rows ..."]]:
-    """Like `evaluate`, and the logits of the first `num_rows` rows; the rest is padding."""
-    of_batches: list[tuple[WeightedSums, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
-    return _divided([sums for sums, _ in of_batches]), np.concatenate([logits for _, logits in of_batches])[:num_rows]
+) -> tuple[Evaluation, Float[np.ndarray, "rows ..."]]:
+    """The metrics, as `evaluate` computes them, and the logits of the first `num_rows` rows; the
+    other rows are padding.
+    """
+    batch_sums: list[tuple[WeightedSums, np.ndarray]] = [jax.device_get(step(params, batch)) for batch in batches]
+    return _make_evaluation([sums for sums, _ in batch_sums]), np.concatenate([logits for _, logits in batch_sums])[:num_rows]
 
 
-def _divided(of_batches: Sequence[WeightedSums]) -> Evaluated:
-    parts = np.array_split(np.arange(len(of_batches)), min(len(of_batches), _MAX_PARTS))
-    means = (_means([of_batches[batch] for batch in part.tolist()]) for part in parts)
-    return Evaluated(_means(of_batches), [values["target_loss"] for values in means])
+def _make_evaluation(batch_sums: Sequence[WeightedSums]) -> Evaluation:
+    parts = np.array_split(np.arange(len(batch_sums)), min(len(batch_sums), _MAX_PARTS))
+    means = (_means([batch_sums[batch] for batch in part.tolist()]) for part in parts)
+    return Evaluation(_means(batch_sums), [values["target_loss"] for values in means])
 
 
-def _means(of_batches: Sequence[WeightedSums]) -> dict[str, float]:
+def _means(batch_sums: Sequence[WeightedSums]) -> dict[str, float]:
     totals: dict[str, tuple[float, float]] = {}
-    for sums in of_batches:
+    for sums in batch_sums:
         for name, each in sums.items():
             total, weight = totals.get(name, (0.0, 0.0))
             totals[name] = (total + float(each.sum), weight + float(each.weight))

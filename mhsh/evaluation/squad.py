@@ -1,5 +1,5 @@
-"""From a span model's logits to answers to SQuAD's questions; exact match and F1 as the official
-scorers of 1.1 and 2.0 compute them. Without jax.
+"""Answers to SQuAD's questions from a span model's logits; exact match and F1 as the official
+scorers of 1.1 and 2.0 compute them. Nothing here imports jax.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def find_answers(
             text = context[window.spans[first, 0] : window.spans[last, 1]]
             found[window.question].append(AnswerSpan(text, score))
     return [
-        Answers(best := _distinct(candidates, num_best), float(null - best[0].score) if best else np.inf)
+        Answers(best := _distinct_answers(candidates, num_best), float(null - best[0].score) if best else np.inf)
         for candidates, null in zip(found, nulls, strict=True)
     ]
 
@@ -85,7 +85,7 @@ def _best_spans(
             yield first, first + more, float(scores[first, more])
 
 
-def _distinct(candidates: Sequence[AnswerSpan], num_best: int) -> tuple[AnswerSpan, ...]:
+def _distinct_answers(candidates: Sequence[AnswerSpan], num_best: int) -> tuple[AnswerSpan, ...]:
     """The `num_best` best candidates, each text once."""
     kept: dict[str, AnswerSpan] = {}
     for candidate in sorted(candidates, key=lambda each: -each.score):
@@ -173,7 +173,7 @@ def _raw_scores_v2(
 
 
 def _f1_v2(prediction: str, answer: str) -> float:
-    """Like `word_f1`, but 1 if neither has a word: no answer was right."""
+    """The `word_f1` of both, but 1 if neither has a word: no answer was right."""
     if not normalize_answer(prediction) and not normalize_answer(answer):
         return 1.0
     return word_f1(prediction, answer)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int32
 from mhsh.data.pairs import clean_text
 from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenizer
 from mhsh.errors import UserError
-from mhsh.evaluation.beam_search import Decoded, beam_search
+from mhsh.evaluation.beam_search import BestHypotheses, beam_search
 from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode, extend_caches
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, decoder_stack
@@ -23,11 +23,11 @@ from mhsh.models.types import Batch, decoder_stack
 _SHORTEST = 8
 
 # (the source side of a batch, the limit of tokens of every row, the largest limit) -> hypotheses
-Decoder = Callable[[Batch, Int32[np.ndarray, " B"], int], Decoded]
+Decoder = Callable[[Batch, Int32[np.ndarray, " B"], int], BestHypotheses]
 
 
 @dataclasses.dataclass(frozen=True)
-class Translated:
+class Translations:
     """One translation per line, and the number of lines that were cut before translation."""
 
     lines: list[str]
@@ -63,7 +63,7 @@ def model_decoder(
 
 def translate_lines(
     lines: Sequence[str], tokenizer: SubwordTokenizer, decode: Decoder, *, max_positions: int, batch_tokens: int, cut_overlong: bool
-) -> Translated:
+) -> Translations:
     """One translation per line, in order; a line without text gives an empty line. A batch has
     `batch_tokens` source tokens, with padding, or a longer sentence alone. Raises UserError where a
     line is longer than `max_positions` tokens with its end mark (`cut_overlong`: it is cut), or the
@@ -93,7 +93,7 @@ def translate_lines(
                 )
             # A vocabulary of bytes can spell a line break.
             translations[sentence.line] = clean_text(tokenizer.decode(tokens[:count].tolist()))
-    return Translated(translations, num_cut)
+    return Translations(translations, num_cut)
 
 
 def sentence_batches(
@@ -139,7 +139,7 @@ def _decode(
     params: Any,
     batch: Batch,
     limits: Int32[Array, " B"],
-) -> Decoded:
+) -> BestHypotheses:
     memory, weights = encode(model, params, batch), decoding_params(model.config, params)
     return beam_search(
         lambda tokens, position, ancestry_mask, caches: decode_step(

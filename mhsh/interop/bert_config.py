@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from mhsh.config.fields import fields_of
 from mhsh.config.schema import ModelConfig, Section
 from mhsh.errors import UserError
-from mhsh.interop.weights import importing
+from mhsh.interop.weights import wrap_file_errors
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists
 
@@ -155,7 +155,7 @@ def read_bert_config(path: Path) -> tuple[BertConfig, tuple[str, ...]]:
     if not exists(path):
         raise UserError(f"{path} does not exist; without it the weights mean nothing: fetch it into the folder of the weights")
     content = read_object(path)
-    with importing(path, "mhsh imports BERT encoders alone, with the config.json that they were saved with"):
+    with wrap_file_errors(path, "mhsh imports BERT encoders alone, with the config.json that they were saved with"):
         config = msgspec.convert(content, BertConfig)
     notes = []
     if "layer_norm_eps" not in content:

@@ -11,7 +11,7 @@ import numpy as np
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.interop import tensors
-from mhsh.interop.tensors import LAYERS, Parameter, kernel, plain
+from mhsh.interop.tensors import LAYERS, Parameter, kernel_parameter, plain_parameter
 from mhsh.models.parameters import KERNELS
 
 # Before every tensor of the body (embeddings, encoder, pooler), unless the checkpoint is a body
@@ -49,9 +49,9 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     sides = {name: weights.sides(model) for name, weights in KERNELS.items()}
     attention, layer = LAYERS + "attention/", "encoder.layer.{}."
     rows = [
-        plain("embeddings/token", TOKEN_TABLE, model.vocab_size, d),
-        plain("embeddings/position", "embeddings.position_embeddings.weight", model.max_positions, d),
-        plain("embeddings/token_type", "embeddings.token_type_embeddings.weight", model.num_token_types, d),
+        plain_parameter("embeddings/token", TOKEN_TABLE, model.vocab_size, d),
+        plain_parameter("embeddings/position", "embeddings.position_embeddings.weight", model.max_positions, d),
+        plain_parameter("embeddings/token_type", "embeddings.token_type_embeddings.weight", model.num_token_types, d),
         *_norm("embeddings/norm", "embeddings.LayerNorm", d),
         *_linear(attention + "query_", layer + "attention.self.query", *sides["query_kernel"]),
         *_linear(attention + "key_", layer + "attention.self.key", *sides["key_kernel"]),
@@ -66,10 +66,10 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
         "prediction": [
             *_linear("prediction/", "cls.predictions.transform.dense", (d,), (d,)),
             *_norm("prediction/norm", "cls.predictions.transform.LayerNorm", d),
-            plain("prediction/output_bias", OUTPUT_BIAS, model.vocab_size),
+            plain_parameter("prediction/output_bias", OUTPUT_BIAS, model.vocab_size),
         ],
         "pooler": _linear("pooler/", "pooler.dense", (d,), (d,)),
-        "next_sentence": [row._replace(flipped=True) for row in _linear("next_sentence/", "cls.seq_relationship", (d,), (2,))],
+        "next_sentence": [row._replace(is_flipped=True) for row in _linear("next_sentence/", "cls.seq_relationship", (d,), (2,))],
         "classification": _linear("classification/", "classifier", (d,), (model.num_classes,)),
         "span": _linear("span/", "qa_outputs", (d,), (2,)),
     }
@@ -107,8 +107,8 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _linear(path: str, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> list[Parameter]:
-    return [kernel(path, name, inputs, outputs), plain(path + "bias", name + ".bias", *outputs)]
+    return [kernel_parameter(path, name, inputs, outputs), plain_parameter(path + "bias", name + ".bias", *outputs)]
 
 
 def _norm(path: str, name: str, width: int) -> list[Parameter]:
-    return [plain(path + "/scale", name + ".weight", width), plain(path + "/bias", name + ".bias", width)]
+    return [plain_parameter(path + "/scale", name + ".weight", width), plain_parameter(path + "/bias", name + ".bias", width)]

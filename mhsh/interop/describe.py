@@ -1,4 +1,6 @@
-"""What is understood of a Hugging Face checkpoint, in a few lines, before it is imported."""
+"""A description of a Hugging Face checkpoint as mhsh reads it, in a few lines, before it is
+imported.
+"""
 
 from __future__ import annotations
 

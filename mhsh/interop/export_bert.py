@@ -88,22 +88,22 @@ def fold_residuals(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     omega = _omega(model, params)
     layers = dict(params["encoder"]["layers"])
     for name in SUBLAYERS["encoder"]:
-        readers = {kernel: _scaled(layers[name][kernel], 1 / omega[name]) for kernel in _READERS[name]}
+        readers = {kernel: _scale_axes(layers[name][kernel], 1 / omega[name]) for kernel in _READERS[name]}
         layers[name] = layers[name] | readers
     attention, feed_forward = omega["attention"], omega["feed_forward"]
     # The LayerNorm after each sublayer feeds the next one.
     following = {"attention": feed_forward, "feed_forward": np.concatenate([attention[1:], np.ones_like(attention[:1])])}
     for name, factor in following.items():
         norm = layers[f"{name}_residual"]["norm"]
-        layers[f"{name}_residual"] = {"norm": {part: _scaled(values, factor) for part, values in norm.items()}}
-    norm = {part: _scaled(values, attention[0]) for part, values in params["embeddings"]["norm"].items()}
+        layers[f"{name}_residual"] = {"norm": {part: _scale_axes(values, factor) for part, values in norm.items()}}
+    norm = {part: _scale_axes(values, attention[0]) for part, values in params["embeddings"]["norm"].items()}
     folded = params | {"embeddings": params["embeddings"] | {"norm": norm}, "encoder": params["encoder"] | {"layers": layers}}
     return replace(model, residual="post_ln"), folded
 
 
 def pad_heads(model: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The same attention with heads of width D / N': zeros beside the H that there are, and as many
-    heads of zeros as N' is more.
+    """The model with heads of width D / N' that attend as before: zeros beside the H that there
+    are, and as many heads of zeros as N' is more.
 
     transformers divides the scores by sqrt(D / N'), so that queries grow by sqrt(D / N' / H), in
     fp64. Raises UserError where N heads of width H have no room in D.
@@ -147,7 +147,7 @@ def _omega(model: ModelConfig, params: Any) -> dict[str, Float64[np.ndarray, "L 
     return omega
 
 
-def _scaled(values: np.ndarray, factor: Float64[np.ndarray, "*layers D"]) -> np.ndarray:
+def _scale_axes(values: np.ndarray, factor: Float64[np.ndarray, "*layers D"]) -> np.ndarray:
     """Values [L,D,...] or [D] times a factor for each of [L,D] or [D]."""
     factor = factor.reshape(factor.shape + (1,) * (values.ndim - factor.ndim))
     return (values.astype(np.float64) * factor).astype(np.float32)

@@ -28,13 +28,13 @@ from mhsh.interop.bert_tensors import (
     heads_of,
     parameters,
 )
-from mhsh.interop.tensors import Imported, Tensors, check_tensors, read_params
-from mhsh.interop.weights import CONFIG_FILE, importing, open_weights
+from mhsh.interop.tensors import ImportedCheckpoint, Tensors, check_tensors, read_params
+from mhsh.interop.weights import CONFIG_FILE, open_weights, wrap_file_errors
 from mhsh.storage.questions import is_dir
 from mhsh.text import format_list
 
 
-def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Imported:
+def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> ImportedCheckpoint:
     """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
     config.json beside it; `base` gives the fields that a checkpoint knows nothing of.
 
@@ -46,7 +46,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
     files = open_weights(source)
     config, notes = read_bert_config((source if is_dir(source) else source.parent) / CONFIG_FILE)
     tensors = Tensors(canonical_names(files), files)
-    with importing(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
+    with wrap_file_errors(source, "give --config, config.json and weights of one model, or take its body alone with --fresh-heads"):
         heads = _heads_of_base(base) if fresh_heads else _heads_of_checkpoint(config, tensors, base)
         model = replace(base, **config.fields, **heads)
         check_fields("model", model, EXPORTABLE, "BERT", "import")
@@ -59,7 +59,7 @@ def import_bert(source: Path, base: ModelConfig, *, fresh_heads: bool) -> Import
         check_tensors(model, taken, tensors, left_out | tied, full_name)
         if not fresh_heads:
             _check_tied(config, tensors)
-    return Imported(
+    return ImportedCheckpoint(
         model=model,
         params=read_params(model, taken, tensors),
         fresh=tuple(row.path for row in parameters(model) if row.path.split("/")[0] in fresh),
@@ -79,8 +79,9 @@ def _heads_of_base(base: ModelConfig) -> dict[str, Any]:
 
 
 def _heads_of_checkpoint(config: BertConfig, tensors: Tensors, base: ModelConfig) -> dict[str, Any]:
-    """The same by the architecture, or where config.json has none by the tensors. A BertForMaskedLM
-    may have the next-sentence head as well: that is how the first BERTs were published.
+    """The fields of the model section that depend on the heads, by the architecture, or where
+    config.json has none by the tensors. A BertForMaskedLM may have the next-sentence head as well:
+    that is how the first BERTs were published.
     """
     present = [head for head, prefix in HEADS.items() if any(name.startswith(prefix) for name in tensors.names)]
     if config.architecture is not None:
@@ -107,7 +108,9 @@ def _heads_of_checkpoint(config: BertConfig, tensors: Tensors, base: ModelConfig
 
 
 def _check_tied(config: BertConfig, tensors: Tensors) -> None:
-    """The output matrix and its bias, where they are stored, are those that they are tied to."""
+    """Checks that the output matrix and its bias, where they are stored, equal the tensors that
+    they are tied to.
+    """
     if OUTPUT_BIAS not in tensors.names:
         return
     if config.tie_word_embeddings is False and TIED_KERNEL not in tensors.names:
@@ -117,7 +120,7 @@ def _check_tied(config: BertConfig, tensors: Tensors) -> None:
             raise ValueError(f"the tensor {name} differs from {tensors.names[original]}, which mhsh takes instead")
 
 
-def in_task_order(imported: Imported, task: GlueTask, given: Sequence[str] | None) -> Imported:
+def reorder_for_task(imported: ImportedCheckpoint, task: GlueTask, given: Sequence[str] | None) -> ImportedCheckpoint:
     """The checkpoint with the outputs of its head in the order of task.label_names, by the names
     `given` in its own order (None: those of its config.json). They are compared without case, and
     with `_`, `-` and a space as one. Raises UserError where they are not those of the task.
@@ -129,7 +132,7 @@ def in_task_order(imported: Imported, task: GlueTask, given: Sequence[str] | Non
         scale = f"its one output is taken as the score of {task.name}, from 0 to {MAX_SCORE:g}"
         return dataclasses.replace(imported, labels=(), notes=(*imported.notes, scale))
     names = tuple(given or imported.labels)
-    own, wanted = [_plain(name) for name in names], [_plain(name) for name in task.label_names]
+    own, wanted = [_normalize_label(name) for name in names], [_normalize_label(name) for name in task.label_names]
     if sorted(own) != sorted(wanted):
         if given is not None:
             raise UserError(f"--labels={','.join(given)}: give {known}, each once, in the order of the checkpoint's outputs")
@@ -139,7 +142,11 @@ def in_task_order(imported: Imported, task: GlueTask, given: Sequence[str] | Non
         )
     order = [own.index(name) for name in wanted]
     notes = [] if order == sorted(order) else [f"its classes are {', '.join(names)}; they are put into the order of {task.name}"]
-    if given is not None and sorted(map(_plain, imported.labels)) == sorted(wanted) and own != [*map(_plain, imported.labels)]:
+    if (
+        given is not None
+        and sorted(map(_normalize_label, imported.labels)) == sorted(wanted)
+        and own != [*map(_normalize_label, imported.labels)]
+    ):
         notes.append(f"--labels goes before its config.json, which says {', '.join(imported.labels)}")
     head = {name: values[..., order] for name, values in imported.params["classification"].items()}
     return dataclasses.replace(
@@ -147,5 +154,5 @@ def in_task_order(imported: Imported, task: GlueTask, given: Sequence[str] | Non
     )
 
 
-def _plain(name: str) -> str:
+def _normalize_label(name: str) -> str:
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())

@@ -16,9 +16,19 @@ from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
 from mhsh.interop.bert_config import OF_TRAINING, Real, Size, Table, check_fields
-from mhsh.interop.tensors import LAYERS, Imported, Parameter, Tensors, check_tensors, kernel, plain, read_params, to_tensors
+from mhsh.interop.tensors import (
+    LAYERS,
+    ImportedCheckpoint,
+    Parameter,
+    Tensors,
+    check_tensors,
+    kernel_parameter,
+    plain_parameter,
+    read_params,
+    to_tensors,
+)
 from mhsh.interop.vocabulary import write_tokenizer
-from mhsh.interop.weights import CONFIG_FILE, importing, open_weights, write_weights
+from mhsh.interop.weights import CONFIG_FILE, open_weights, wrap_file_errors, write_weights
 from mhsh.models.parameters import KERNELS
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists, is_dir
@@ -110,11 +120,11 @@ def is_llama(folder: Path) -> bool:
 
 def read_llama_config(path: Path) -> LlamaConfig:
     """The config.json at `path`. Raises UserError where it is of a model that mhsh has not."""
-    with importing(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
+    with wrap_file_errors(path, "mhsh imports Llama and Qwen3 with their plain rotary positions, without biases"):
         return msgspec.convert(read_object(path), LlamaConfig)
 
 
-def import_llama(source: Path, base: ModelConfig) -> Imported:
+def import_llama(source: Path, base: ModelConfig) -> ImportedCheckpoint:
     """Reads the checkpoint in the folder `source`, or the .safetensors file `source` with the
     config.json beside it; `base` gives the fields that a checkpoint knows nothing of. Raises
     UserError as `import_bert`.
@@ -122,7 +132,7 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
     files = open_weights(source)
     config = read_llama_config((source if is_dir(source) else source.parent) / CONFIG_FILE)
     tensors = Tensors({name: name for name in files}, files)
-    with importing(source, "give --config=gpt:..., and config.json and weights of one model"):
+    with wrap_file_errors(source, "give --config=gpt:..., and config.json and weights of one model"):
         if base.objective != "clm":
             raise ValueError(f"it is a language model, the --config has model.objective = {base.objective!r}")
         model = replace(base, **config.fields)
@@ -134,7 +144,7 @@ def import_llama(source: Path, base: ModelConfig) -> Imported:
         check_tensors(model, parameters(model), tensors, others | ({_OUTPUT} if model.head == "tied" else set()))
         if model.head == "tied" and _OUTPUT in files and not tensors.equal(_OUTPUT, _TABLE):
             raise ValueError(f"the tensor {_OUTPUT} differs from {_TABLE}, which config.json says is used instead")
-    return Imported(
+    return ImportedCheckpoint(
         model=model,
         params=read_params(model, parameters(model), tensors),
         left_out=tuple(sorted(others)),
@@ -190,21 +200,21 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     sides = {name: weights.sides(model) for name, weights in KERNELS.items()}
     attention, feed_forward, layer = LAYERS + "attention/", LAYERS + "feed_forward/", "model.layers.{}."
     head_norms = [
-        plain(f"{attention}{part}_norm/scale", f"{layer}self_attn.{part[0]}_norm.weight", model.head_dim)
+        plain_parameter(f"{attention}{part}_norm/scale", f"{layer}self_attn.{part[0]}_norm.weight", model.head_dim)
         for part in ("query", "key")
     ]
     return (
-        plain("embeddings/token", _TABLE, model.vocab_size, d),
-        plain(LAYERS + "attention_residual/norm/scale", layer + "input_layernorm.weight", d),
-        kernel(attention + "query_", layer + "self_attn.q_proj", *sides["query_kernel"]),
-        kernel(attention + "key_", layer + "self_attn.k_proj", *sides["key_kernel"]),
-        kernel(attention + "value_", layer + "self_attn.v_proj", *sides["value_kernel"]),
+        plain_parameter("embeddings/token", _TABLE, model.vocab_size, d),
+        plain_parameter(LAYERS + "attention_residual/norm/scale", layer + "input_layernorm.weight", d),
+        kernel_parameter(attention + "query_", layer + "self_attn.q_proj", *sides["query_kernel"]),
+        kernel_parameter(attention + "key_", layer + "self_attn.k_proj", *sides["key_kernel"]),
+        kernel_parameter(attention + "value_", layer + "self_attn.v_proj", *sides["value_kernel"]),
         *(head_norms if model.qk_norm else ()),
-        kernel(attention + "out_", layer + "self_attn.o_proj", *sides["out_kernel"]),
-        plain(LAYERS + "feed_forward_residual/norm/scale", layer + "post_attention_layernorm.weight", d),
-        kernel(feed_forward + "gate_", layer + "mlp.gate_proj", *sides["gate_kernel"]),
-        kernel(feed_forward + "up_", layer + "mlp.up_proj", *sides["up_kernel"]),
-        kernel(feed_forward + "down_", layer + "mlp.down_proj", *sides["down_kernel"]),
-        plain("encoder/final_norm/scale", "model.norm.weight", d),
-        *([kernel("prediction/", "lm_head", (d,), (model.vocab_size,))] if model.head == "untied" else ()),
+        kernel_parameter(attention + "out_", layer + "self_attn.o_proj", *sides["out_kernel"]),
+        plain_parameter(LAYERS + "feed_forward_residual/norm/scale", layer + "post_attention_layernorm.weight", d),
+        kernel_parameter(feed_forward + "gate_", layer + "mlp.gate_proj", *sides["gate_kernel"]),
+        kernel_parameter(feed_forward + "up_", layer + "mlp.up_proj", *sides["up_kernel"]),
+        kernel_parameter(feed_forward + "down_", layer + "mlp.down_proj", *sides["down_kernel"]),
+        plain_parameter("encoder/final_norm/scale", "model.norm.weight", d),
+        *([kernel_parameter("prediction/", "lm_head", (d,), (model.vocab_size,))] if model.head == "untied" else ()),
     )

@@ -1,5 +1,5 @@
-"""Which tensor of a checkpoint is which parameter here, how the one is laid out as the other, and
-the reading and writing of them all.
+"""The tensors of a checkpoint and the parameters that they are here: which is which, how one is
+laid out as the other, and the reading and writing of them all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
     name: str  # of the tensor; {} is the layer's number
     shape: tuple[int, ...]
     num_inputs: int  # axes that are contracted, the first ones: a linear map, whose tensor is [outputs, inputs]; 0: laid out alike
-    flipped: bool  # the last axis of the tensor runs the other way
+    is_flipped: bool  # the last axis of the tensor runs the other way
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Parameter(NamedTuple):
 
     def to_tensor(self, values: np.ndarray) -> np.ndarray:
         """The parameter as the tensor."""
-        values = values[..., ::-1] if self.flipped else values
+        values = values[..., ::-1] if self.is_flipped else values
         if self.num_inputs:
             values = values.reshape(self.tensor_shape[::-1]).T
         return np.ascontiguousarray(values.reshape(self.tensor_shape))
@@ -55,17 +55,17 @@ class Parameter(NamedTuple):
     def from_tensor(self, tensor: np.ndarray) -> np.ndarray:
         """The tensor as the parameter."""
         values = (tensor.T if self.num_inputs else tensor).reshape(self.shape)
-        return values[..., ::-1] if self.flipped else values
+        return values[..., ::-1] if self.is_flipped else values
 
 
-def kernel(path: str, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Parameter:
+def kernel_parameter(path: str, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Parameter:
     """A linear map without a bias."""
-    return Parameter(path + "kernel", name + ".weight", inputs + outputs, len(inputs), flipped=False)
+    return Parameter(path + "kernel", name + ".weight", inputs + outputs, len(inputs), is_flipped=False)
 
 
-def plain(path: str, name: str, *shape: int) -> Parameter:
+def plain_parameter(path: str, name: str, *shape: int) -> Parameter:
     """A table or a vector, which is laid out as its tensor is."""
-    return Parameter(path, name, shape, 0, flipped=False)
+    return Parameter(path, name, shape, 0, is_flipped=False)
 
 
 class Tensors(NamedTuple):
@@ -88,7 +88,7 @@ class Tensors(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Imported:
+class ImportedCheckpoint:
     """A checkpoint, read."""
 
     model: ModelConfig

@@ -15,7 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from mhsh.data.wordpiece import PAD, SEP, SPECIALS, UNK, ByteTokenizer, Tokenizer, WordPieceTokenizer, load_wordpiece
 from mhsh.errors import UserError
-from mhsh.interop.weights import importing
+from mhsh.interop.weights import wrap_file_errors
 from mhsh.storage.files import read_object
 from mhsh.storage.questions import exists
 
@@ -47,7 +47,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary in a checkpoint's folder, if any. Raises UserError where a file is damaged,
     two disagree, or they describe another tokenizer than BERT's WordPiece.
     """
-    with importing(folder, "mhsh has the tokenizer of BERT alone: correct the file that is wrong"):
+    with wrap_file_errors(folder, "mhsh has the tokenizer of BERT alone: correct the file that is wrong"):
         settings = _Settings()
         if exists(folder / TOKENIZER_CONFIG_FILE):
             settings = msgspec.convert(read_object(folder / TOKENIZER_CONFIG_FILE), _Settings)
@@ -55,7 +55,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         if exists(folder / VOCAB_FILE):
             said.append(Vocabulary(load_wordpiece(folder / VOCAB_FILE, lowercase=True).vocab, None))
         if exists(folder / TOKENIZER_FILE):  # says all; transformers 5 gives most of them one class
-            said.append(_of_tokenizer(folder / TOKENIZER_FILE))
+            said.append(_parse_tokenizer(folder / TOKENIZER_FILE))
         elif settings.tokenizer_class not in _BERTS:
             raise ValueError(
                 f"{TOKENIZER_CONFIG_FILE} has tokenizer_class = {settings.tokenizer_class!r:.60}, none of {', '.join(_BERTS)}, and "
@@ -77,7 +77,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     return Vocabulary(tokens, lowercase)
 
 
-def _of_tokenizer(path: Path) -> Vocabulary:
+def _parse_tokenizer(path: Path) -> Vocabulary:
     """Tokens and lowercase of a tokenizer.json; raises ValueError where it is not BERT's."""
     text = json.dumps(read_object(path))  # refuses what is not a JSON object
     try:
@@ -132,11 +132,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     path, byte_tokenizer = folder / TOKENIZER_FILE, ByteTokenizer()
     if not exists(path):
         raise UserError(f"{path} does not exist; without it the weights mean nothing: put the one they were trained with there")
-    parts, own = read_object(path), json.loads(byte_tokenizer.as_library().to_str())
+    parts, own = read_object(path), json.loads(byte_tokenizer.to_library().to_str())
     if all(parts.get(part) == own[part] for part in ("model", "normalizer", "pre_tokenizer")):
         return byte_tokenizer
-    with importing(path, "mhsh has bytes and BERT's WordPiece alone, so that it cannot train or read this model's text"):
-        vocabulary = _of_tokenizer(path)
+    with wrap_file_errors(path, "mhsh has bytes and BERT's WordPiece alone, so that it cannot train or read this model's text"):
+        vocabulary = _parse_tokenizer(path)
     return WordPieceTokenizer(vocabulary.tokens, bool(vocabulary.lowercase))
 
 
@@ -144,7 +144,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, *, max_positions: int) -
     """tokenizer.json and tokenizer_config.json, from which transformers makes a tokenizer with the
     same ids for the same text: no token begins or ends it.
     """
-    (folder / TOKENIZER_FILE).write_text(tokenizer.as_library().to_str(pretty=True) + "\n", encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_text(tokenizer.to_library().to_str(pretty=True) + "\n", encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -29,9 +29,9 @@ FileName = Annotated[str, Meta(pattern=r"^[^/\\:\0]+\.safetensors$")]
 
 
 @contextlib.contextmanager
-def importing(path: Path, advice: str = "fetch it again") -> Iterator[None]:
-    """Makes one line of what a library says against the file at `path`. Raises UserError where the
-    block raises an error of safetensors, msgspec or the file system.
+def wrap_file_errors(path: Path, advice: str = "fetch it again") -> Iterator[None]:
+    """Turns an error of safetensors, msgspec or the file system inside the `with` into a UserError
+    of one line about the file at `path`.
     """
     try:
         yield
@@ -47,7 +47,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         """Reads the header alone. Raises UserError where it is damaged or does not fit the file."""
         self.path = path
-        with importing(path, "mhsh opens safetensors alone, whole (git lfs pull; save_pretrained)"):
+        with wrap_file_errors(path, "mhsh opens safetensors alone, whole (git lfs pull; save_pretrained)"):
             self._file = safe_open(path, framework="numpy")
             slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118 (no dict)
             self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
@@ -55,7 +55,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Float32[np.ndarray, "*shape"]:
         """The tensor as fp32. Raises UserError where fp32 cannot hold it, or it is not finite."""
-        with importing(self.path, "convert it, or take another checkpoint"):
+        with wrap_file_errors(self.path, "convert it, or take another checkpoint"):
             if self._dtypes[name] not in READABLE:
                 raise ValueError(f"the tensor {name} is {self._dtypes[name]}, not one of {', '.join(READABLE)}")
             values = self._file.get_tensor(name).astype(np.float32)
@@ -98,7 +98,7 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
         )
     if is_dir(source) and not exists(source / WEIGHTS_FILE):
         if exists(source / INDEX_FILE):
-            return _sharded(source / INDEX_FILE)
+            return _open_shards(source / INDEX_FILE)
         raise UserError(
             f"{source} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; mhsh opens no pickle, as that runs the code in it: where you "
             "trust one, load it with transformers and write it again with save_pretrained"
@@ -107,8 +107,8 @@ def open_weights(source: Path) -> dict[str, SafetensorsFile]:
     return dict.fromkeys(file.shapes, file)
 
 
-def _sharded(index: Path) -> dict[str, SafetensorsFile]:
-    with importing(index, "fetch the whole checkpoint"):
+def _open_shards(index: Path) -> dict[str, SafetensorsFile]:
+    with wrap_file_errors(index, "fetch the whole checkpoint"):
         weight_map = msgspec.convert(read_object(index), _WeightsIndex).weight_map
         files = {name: SafetensorsFile(index.parent / name) for name in sorted(set(weight_map.values()))}
         listed = set(weight_map.items())

@@ -21,7 +21,7 @@ import jax
 
 import mhsh
 from mhsh.config.entries import files_of
-from mhsh.config.registry import load_with
+from mhsh.config.registry import load_files
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError, install_command
@@ -165,7 +165,7 @@ def _answer() -> None:
     request = json.load(sys.stdin)
     try:
         topology = parse_topology(*request["topology"])
-        load_with(request["with"])
+        load_files(request["with"])
         if topology.platform == "cpu":
             jax.config.update("jax_num_cpu_devices", topology.num_devices)
         path = request["hlo_path"] and Path(request["hlo_path"])

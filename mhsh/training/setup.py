@@ -21,7 +21,7 @@ from mhsh.config.entries import recorded_entries
 from mhsh.config.fields import differences
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
-from mhsh.data.batches import prefetched
+from mhsh.data.batches import prefetch
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
@@ -83,7 +83,7 @@ class Run:
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
-        return prefetched(self.corpus.train_steps(self.config.train.batch_size, self._rows), start, end)
+        return prefetch(self.corpus.train_steps(self.config.train.batch_size, self._rows), start, end)
 
     def batch_after(self, step: int) -> dict[str, jax.Array]:
         """The global batch of step `step` + 1."""

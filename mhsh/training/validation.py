@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import prefetched
+from mhsh.data.batches import prefetch
 from mhsh.data.corpus import Corpus
 from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
 from mhsh.data.translation import decoded_validation
@@ -29,7 +29,7 @@ class ValidationResult(NamedTuple):
     """The result of an evaluation."""
 
     values: dict[str, float]
-    loss_parts: list[float]  # see mhsh.evaluation.evaluate.Evaluated
+    loss_parts: list[float]  # see mhsh.evaluation.evaluate.Evaluation
     batches: str  # a checksum of all its batches in order, the same on any mesh: sixteen hexadecimal digits
 
 
@@ -96,7 +96,7 @@ class Validator:
 
     def _put(self, num_batches: int, digest: Any, heartbeat: Callable[[], None]) -> Iterator[dict[str, jax.Array]]:
         """The batches on the devices. `digest`, a hash, takes the checksum of each."""
-        for host_batch in prefetched(self._batches, 0, num_batches):
+        for host_batch in prefetch(self._batches, 0, num_batches):
             heartbeat()
             batch = put_batch(host_batch, self._mesh)
             sums = checksums(batch)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from mhsh.config import fields as config_fields
 from mhsh.config import recorded, resolve
 from mhsh.config.fields import all_fields, section_class
-from mhsh.config.recorded import Removed, Renamed, from_record, identity, to_record
-from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, Config, DataConfig, described
+from mhsh.config.recorded import Removal, Renaming, from_record, identity, to_record
+from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, Config, DataConfig, field_meta
 from mhsh.configs import base
 from mhsh.errors import UserError
 
@@ -45,7 +45,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next schema: data has a colour, train.seed was called train.start, and optimizer.nesterov
     is gone.
     """
-    colour = Annotated[Literal["red", "blue"], described("loss", "the colour", "task", since=NEXT, before="red")]
+    colour = Annotated[Literal["red", "blue"], field_meta("loss", "the colour", "task", since=NEXT, before="red")]
     extended = msgspec.defstruct("Extended", [("colour", colour, "blue")], bases=(DataConfig,), frozen=True, kw_only=True)
 
     def with_colour(section: str, objective: str) -> type:
@@ -53,7 +53,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (config_fields, resolve, base):
         monkeypatch.setattr(module, "section_class", with_colour)
-    changes = (Renamed(NEXT, "train.start", "train.seed"), Removed(NEXT, "optimizer.nesterov", False))
+    changes = (Renaming(NEXT, "train.start", "train.seed"), Removal(NEXT, "optimizer.nesterov", False))
     monkeypatch.setattr(recorded, "CHANGES", changes)
     monkeypatch.setattr(recorded, "SCHEMA_VERSION", NEXT)
     monkeypatch.setattr(recorded, "WRITER", {"schema": NEXT, "mhsh": "0.9"})

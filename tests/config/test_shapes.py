@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from mhsh import configs
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import (
-    at_equal_size,
     attention_weights,
     feed_forward_weights,
     heads_at_equal_width,
     kv_heads_at_equal_size,
     layer_parameters,
+    layers_at_equal_size,
     regroup,
     shape_in_words,
     shape_name,
@@ -131,7 +131,7 @@ def test_as_many_parameters_in_other_depths(name, factor):
     model = configs.get(name).model
     depth = round(factor * model.num_layers)
     other = configs.get(name, model={"layers_at_equal_size": depth}).model
-    assert other == at_equal_size(model, depth) and (factor != 1 or other == model)
+    assert other == layers_at_equal_size(model, depth) and (factor != 1 or other == model)
     decoder = depth if model.num_decoder_layers else 0
     shape = (other.num_layers, other.num_decoder_layers, other.num_heads, other.num_kv_heads)
     assert shape == (depth, decoder, model.num_heads, model.num_kv_heads)
@@ -155,12 +155,12 @@ def test_the_counted_parameters_are_the_models(name):
 
 def test_a_depth_without_a_width_is_refused(make_config):
     with pytest.raises(UserError, match=r"^model.layers_at_equal_size = 99999: no width has the .* parameters of 2 layers"):
-        at_equal_size(BERT.model, 99999)
+        layers_at_equal_size(BERT.model, 99999)
     with pytest.raises(UserError, match=r"^model.layers_at_equal_size = -1: give 1 or more layers"):
-        at_equal_size(BERT.model, -1)
+        layers_at_equal_size(BERT.model, -1)
     uneven = replace(make_config("translation", "6l8h").model, num_decoder_layers=5)
     with pytest.raises(UserError, match=r"the decoder's 5 times 8 / 6 are whole$"):
-        at_equal_size(uneven, 8)
+        layers_at_equal_size(uneven, 8)
 
 
 @pytest.mark.parametrize(("config", "variant"), [("bert", "2l8h"), ("translation", "6l8h"), ("gpt", "6l4h"), ("gpt", "24l16h_gqa")])

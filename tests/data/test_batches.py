@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
-from mhsh.data.batches import Batches, prefetched
+from mhsh.data.batches import Batches, prefetch
 from mhsh.data.corpus import Corpus
 from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.random_numbers import derived_seed
@@ -81,9 +81,9 @@ def test_a_step_is_a_pure_function(loaded: tuple[Config, Corpus[Tokenizer]]) -> 
     expected = [digest(steps[k]) for k in range(20)]
     assert len(set(expected)) == 20
     assert [digest(steps[k]) for k in (13, 4)] == [expected[13], expected[4]]  # in any order
-    assert [digest(batch) for batch in prefetched(steps, 0, 20)] == expected
-    assert [digest(batch) for batch in prefetched(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
-    assert list(prefetched(steps, 5, 5)) == []
+    assert [digest(batch) for batch in prefetch(steps, 0, 20)] == expected
+    assert [digest(batch) for batch in prefetch(steps, 11, 17)] == expected[11:17]  # as a resumed run reads
+    assert list(prefetch(steps, 5, 5)) == []
     reloaded = PretrainingTask(config.model, config.data).load()
     assert reloaded.fingerprint == corpus.fingerprint
     again = reloaded.train_steps(B)
@@ -146,7 +146,7 @@ def test_validation_is_fixed_and_counts_every_row_once(loaded: tuple[Config, Cor
     assert len(batches) == -(-len(rows) // B)
     first, second = ([batches[k] for k in range(len(batches))] for _ in range(2))
     assert [digest(batch) for batch in first] == [digest(batch) for batch in second]
-    assert [digest(batch) for batch in prefetched(batches, 0, len(batches))] == [digest(batch) for batch in first]
+    assert [digest(batch) for batch in prefetch(batches, 0, len(batches))] == [digest(batch) for batch in first]
     everything = {name: np.concatenate([batch[name] for batch in first]) for name in first[0]}
     real = np.arange(len(batches) * B) < len(rows)
     assert not everything["weights"][~real].any()
@@ -168,7 +168,7 @@ def test_validation_of_fewer_rows_than_a_batch(loaded: tuple[Config, Corpus[Toke
 
 def test_an_iterator_left_early_can_be_closed(loaded: tuple[Config, Corpus[Tokenizer]]) -> None:
     _, corpus = loaded
-    batches = prefetched(corpus.train_steps(B), 0, 1000)
+    batches = prefetch(corpus.train_steps(B), 0, 1000)
     next(batches)
     batches.close()
     with pytest.raises(ValueError, match="closed"):

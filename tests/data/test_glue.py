@@ -104,7 +104,7 @@ def test_the_table_holds_together(tmp_path: Path) -> None:
     assert [task.num_classes for task in GLUE_TASKS.values()] == [2, 2, 2, 1, 2, 3, 2, 2, 2]
     for task in GLUE_TASKS.values():
         # Where files write names, they are the table's own.
-        assert task.written_labels in (task.label_names, ("0", "1"))
+        assert task.file_labels in (task.label_names, ("0", "1"))
         assert find_task(task.name) is find_task(task.folder) is find_task(task.folder.upper()) is task
     # GLUE itself turns the order round from task to task.
     assert GLUE_TASKS["rte"].label_names == GLUE_TASKS["wnli"].label_names[::-1]

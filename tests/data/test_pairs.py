@@ -81,7 +81,7 @@ def test_numbers_source(monkeypatch: pytest.MonkeyPatch) -> None:
 def kept(data: TranslationDataConfig, pairs: list[Pair], own: list[Pair] | None = None) -> tuple[list[Any], dict[str, int]]:
     """The split and the text of every pair that is kept, and the counts."""
     task = TranslationTask(translation_config().model, data)
-    counts = dict.fromkeys(task.counted, 0)
+    counts = dict.fromkeys(task.count_names, 0)
     found = []
     try:
         found.extend(task.split([*([] if own is None else [own]), pairs], counts))

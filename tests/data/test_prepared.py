@@ -123,7 +123,7 @@ def test_many_shards_hold_the_items_of_one(tmp_path, config):
 
 def splits_of(config: Config, texts: Any) -> list[tuple[str, str]]:
     task = task_of(config)
-    return [(split, text) for split, (text,) in task.split([((text,) for text in texts)], dict.fromkeys(task.counted, 0))]
+    return [(split, text) for split, (text,) in task.split([((text,) for text in texts)], dict.fromkeys(task.count_names, 0))]
 
 
 def test_random_sentences_come_from_other_documents_of_the_same_shard(tmp_path, english, english_source):

@@ -55,7 +55,7 @@ def parts(documents: list[str], config: Any) -> dict[str, list[str]]:
     task = PretrainingTask(config.model, config.data)
     found: dict[str, list[str]] = {"train": [], "validation": []}
     try:
-        for split, (document,) in task.split([((text,) for text in documents)], dict.fromkeys(task.counted, 0)):
+        for split, (document,) in task.split([((text,) for text in documents)], dict.fromkeys(task.count_names, 0)):
             found[split].append(document)
     except UserError:  # at the end, where a side has too few
         pass

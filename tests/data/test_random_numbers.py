@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from mhsh.data.random_numbers import keys, random_bits, shuffled
+from mhsh.data.random_numbers import keys, random_bits, shuffled_numbers
 
 
 def splitmix64(seed: int, count: int) -> list[int]:
@@ -62,15 +62,15 @@ def test_either_half_of_the_bits_is_uniform(shift: int) -> None:
 @hypothesis_settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.integers(0, 2**40))
 def test_every_epoch_is_a_permutation(size: int, seed: int, epoch: int) -> None:
-    numbers, epochs = shuffled(np.arange(epoch * size, (epoch + 1) * size), size, seed)
+    numbers, epochs = shuffled_numbers(np.arange(epoch * size, (epoch + 1) * size), size, seed)
     assert sorted(numbers.tolist()) == list(range(size))
     assert (epochs == epoch).all()
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2**32 - 1), st.lists(st.integers(0, 10**12), min_size=1, max_size=9))
 def test_positions_are_shuffled_one_by_one(size: int, seed: int, positions: list[int]) -> None:
-    together = shuffled(np.array(positions), size, seed)
-    alone = [shuffled(np.array([position]), size, seed) for position in positions]
+    together = shuffled_numbers(np.array(positions), size, seed)
+    alone = [shuffled_numbers(np.array([position]), size, seed) for position in positions]
     assert together[0].tolist() == [int(numbers[0]) for numbers, _ in alone]
     assert all(0 <= number < size for number in together[0])
     assert together[1].tolist() == [position // size for position in positions]
@@ -78,7 +78,7 @@ def test_positions_are_shuffled_one_by_one(size: int, seed: int, positions: list
 
 def test_every_order_is_alike_likely() -> None:
     repetitions = 200
-    found = np.concatenate([shuffled(np.arange(4 * repetitions), 4, seed)[0].reshape(-1, 4) for seed in range(24)])
+    found = np.concatenate([shuffled_numbers(np.arange(4 * repetitions), 4, seed)[0].reshape(-1, 4) for seed in range(24)])
     orders = Counter(map(tuple, found.tolist()))
     assert len(orders) == 24
     # A chi-square of 23 degrees of freedom: mean 23, standard deviation 6.8; five of them.
@@ -87,7 +87,7 @@ def test_every_order_is_alike_likely() -> None:
 
 @pytest.mark.parametrize("size", [100, 1009, 4096])
 def test_places_do_not_tell_numbers(size: int) -> None:
-    numbers = np.array([shuffled(np.arange(epoch * size, (epoch + 1) * size), size, 7)[0] for epoch in range(30)], float)
+    numbers = np.array([shuffled_numbers(np.arange(epoch * size, (epoch + 1) * size), size, 7)[0] for epoch in range(30)], float)
     assert abs(np.corrcoef(np.tile(np.arange(size), 30), numbers.reshape(-1))[0, 1]) < 5 / np.sqrt(numbers.size)
     steps = np.diff(numbers, axis=1)
     # Neighbours in an order are no nearer to each other than any two numbers: a third of the range

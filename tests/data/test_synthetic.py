@@ -15,7 +15,17 @@ from num2words import num2words
 
 from mhsh.data.documents import documents
 from mhsh.data.subword import train_subword
-from mhsh.data.synthetic import DOCUMENTS, HELD_OUT_PAIRS, KEYS, LENGTH, _english, _german, held_out, held_out_pairs, training_pairs
+from mhsh.data.synthetic import (
+    DOCUMENTS,
+    HELD_OUT_PAIRS,
+    KEYS,
+    LENGTH,
+    _english,
+    _german,
+    held_out_pairs,
+    is_held_out_number,
+    training_pairs,
+)
 from mhsh.errors import UserError
 from tests.data.conftest import printed
 
@@ -60,14 +70,14 @@ def test_dates() -> None:
 
 
 def test_held_out_are_runs_of_fifty_spread_over_the_scale() -> None:
-    starts = [start for start in range(0, 1_000_000, 50) if held_out(start)]
+    starts = [start for start in range(0, 1_000_000, 50) if is_held_out_number(start)]
     assert starts[:3] == [350, 1300, 2250]
     assert starts[-1] == 999_750
     assert len(starts) * 50 / 1_000_000 == pytest.approx(1 / 19, abs=1e-4)
     for start in starts[:: len(starts) // 20]:
-        assert [held_out(start + offset) for offset in (-1, 0, 49, 50)] == [False, True, True, False]
+        assert [is_held_out_number(start + offset) for offset in (-1, 0, 49, 50)] == [False, True, True, False]
     # No place within a thousand is held out throughout, so every ending is learnt.
-    assert {start % 1000 for start in range(0, 5000, 50) if not held_out(start)} == set(range(0, 1000, 50))
+    assert {start % 1000 for start in range(0, 5000, 50) if not is_held_out_number(start)} == set(range(0, 1000, 50))
 
 
 def test_no_training_pair_names_a_held_out_number(pairs: list[tuple[str, str]]) -> None:
@@ -78,7 +88,7 @@ def test_no_training_pair_names_a_held_out_number(pairs: list[tuple[str, str]]) 
         if said in named:
             seen.add(named[said])
     assert len(seen) > 2000  # the test looks at something
-    assert not any(map(held_out, seen))
+    assert not any(map(is_held_out_number, seen))
 
 
 def test_held_out_pairs_are_new_and_made_of_known_words(pairs: list[tuple[str, str]]) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhsh.evaluation.beam_search import Decoded, _extend, beam_search
+from mhsh.evaluation.beam_search import BestHypotheses, _extend, beam_search
 
 BEGIN, END, FORBIDDEN = 2, 3, (0, 2)
 LENGTH = 4  # T
@@ -62,20 +62,20 @@ def extend_cache(cache, length):
 
 
 @functools.partial(jax.jit, static_argnames=("beam", "cache_buckets"))
-def compiled(cache: Any, limits: jax.Array, beam: int, alpha: jax.Array, cache_buckets: tuple[int, ...]) -> Decoded:
+def compiled(cache: Any, limits: jax.Array, beam: int, alpha: jax.Array, cache_buckets: tuple[int, ...]) -> BestHypotheses:
     marks: dict[str, Any] = {"begin": BEGIN, "end": END, "forbidden": FORBIDDEN}
     return beam_search(
         step, extend_cache, cache, limits, num_hypotheses=beam, cache_buckets=cache_buckets, length_penalty=alpha, **marks
     )
 
 
-def search(model: RandomModel, limits: list[int], beam: int, alpha: float) -> Decoded:
+def search(model: RandomModel, limits: list[int], beam: int, alpha: float) -> BestHypotheses:
     given = jnp.zeros((len(limits), beam, 0), jnp.int32)
     cache = (given, model.phases, model.weights, model.end_bias)
     return jax.device_get(compiled(cache, jnp.asarray(limits, jnp.int32), beam, jnp.float32(alpha), (1, 2, LENGTH)))
 
 
-def tokens_of(decoded: Decoded, sentence: int) -> History:
+def tokens_of(decoded: BestHypotheses, sentence: int) -> History:
     length = int(decoded.lengths[sentence])
     assert not decoded.tokens[sentence, length:].any()
     return tuple(decoded.tokens[sentence, :length].tolist())
@@ -146,7 +146,7 @@ def test_a_sentence_with_limit_0_is_left_out():
     assert (decoded.lengths[[1, 3, 4, 5, 6, 7]] > 0).all()
 
 
-def of_one_step(end_logit: float, limits: list[int], beam: int, cache_buckets: list[int]) -> tuple[Decoded, list[int]]:
+def of_one_step(end_logit: float, limits: list[int], beam: int, cache_buckets: list[int]) -> tuple[BestHypotheses, list[int]]:
     """With logits 0 but for the end mark: what is decoded, and the positions that were computed."""
     calls: list[int] = []
 

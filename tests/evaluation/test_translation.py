@@ -16,7 +16,7 @@ from hypothesis import strategies
 from mhsh.data.pairs import clean_text
 from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID
 from mhsh.errors import UserError
-from mhsh.evaluation.beam_search import Decoded
+from mhsh.evaluation.beam_search import BestHypotheses
 from mhsh.evaluation.translation import length_limit, model_decoder, translate_lines
 from mhsh.models.build import forward
 from tests.evaluation.small_translation import MAX_POSITIONS, random_params, small_model, small_tokenizer
@@ -42,7 +42,7 @@ class Echo:
         np.testing.assert_array_equal(batch["inputs_position"], np.where(segmentation, np.arange(length), 0))
         assert limits.max() <= max_length <= MAX_POSITIONS
         padded = np.pad(tokens, ((0, 0), (0, max_length - length)))
-        return Decoded(padded, lengths.astype(np.int32), np.where(lengths, 0.0, -np.inf).astype(np.float32))
+        return BestHypotheses(padded, lengths.astype(np.int32), np.where(lengths, 0.0, -np.inf).astype(np.float32))
 
 
 def translate(lines, decoder, batch_tokens=64, cut_overlong=False):
@@ -92,7 +92,7 @@ def test_a_line_break_in_a_translation_ends_no_line():
         rows = len(limits)
         found = np.zeros((rows, max_length), np.int32)
         found[:, : len(tokens)] = tokens
-        return Decoded(found, np.full(rows, len(tokens), np.int32), np.zeros(rows, np.float32))
+        return BestHypotheses(found, np.full(rows, len(tokens), np.int32), np.zeros(rows, np.float32))
 
     assert translate(["the in a of", ""], decode).lines == ["der die das", ""]
 
@@ -100,7 +100,7 @@ def test_a_line_break_in_a_translation_ends_no_line():
 def test_a_model_that_diverged_is_named():
     def decode(batch, limits, max_length):
         rows = len(limits)
-        return Decoded(np.zeros((rows, max_length), np.int32), np.zeros(rows, np.int32), np.full(rows, -np.inf, np.float32))
+        return BestHypotheses(np.zeros((rows, max_length), np.int32), np.zeros(rows, np.int32), np.full(rows, -np.inf, np.float32))
 
     with pytest.raises(UserError, match="probabilities are not finite at line 2: its run diverged"):
         translate(["", "der"], decode)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mhsh.config.fields import all_fields
-from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, ModelConfig, described
+from mhsh.config.schema import OBJECTIVES, SCHEMA_VERSION, ModelConfig, field_meta
 from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
 from mhsh.interop import bert_config, llama
@@ -18,7 +18,7 @@ from mhsh.interop.import_bert import import_bert
 from tests.interop.small_bert import GOLDEN, HEADS, small_model, trained_params
 from tests.interop.small_llama import small_model as small_llama
 
-Cap = Annotated[float, described("loss", "of logits", "task", since=SCHEMA_VERSION + 1, before=0.0)]
+Cap = Annotated[float, field_meta("loss", "of logits", "task", since=SCHEMA_VERSION + 1, before=0.0)]
 # The model section of the next schema.
 NextModel = msgspec.defstruct("NextModel", [("cap", Cap, 30.0)], bases=(ModelConfig,), frozen=True, kw_only=True)
 

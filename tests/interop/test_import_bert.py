@@ -18,7 +18,7 @@ from mhsh.data.glue import GLUE_TASKS
 from mhsh.errors import UserError
 from mhsh.interop.bert_tensors import parameters
 from mhsh.interop.export_bert import export_bert
-from mhsh.interop.import_bert import import_bert, in_task_order
+from mhsh.interop.import_bert import import_bert, reorder_for_task
 from mhsh.models.costs import parameter_shapes
 from tests.interop.small_bert import HEADS, as_batch, outputs, random_inputs, small_model, small_tokenizer, trained_params
 
@@ -287,16 +287,16 @@ def test_the_logits_are_in_the_order_of_the_task(classifiers, task):
     for names in itertools.permutations(task.label_names):
         written = tuple(name.upper().replace("_", " ") for name in names)
         for taken in (
-            in_task_order(there, task, names),
-            in_task_order(dataclasses.replace(there, labels=written), task, None),
-            in_task_order(dataclasses.replace(there, labels=names[::-1]), task, names),
+            reorder_for_task(there, task, names),
+            reorder_for_task(dataclasses.replace(there, labels=written), task, None),
+            reorder_for_task(dataclasses.replace(there, labels=names[::-1]), task, names),
         ):
             ours = logits(taken)
             assert taken.labels == task.label_names
             for number, name in enumerate(task.label_names):
                 np.testing.assert_array_equal(ours[:, number], theirs[:, names.index(name)])
         is_moved = names != task.label_names
-        assert any("put into the order of" in note for note in in_task_order(there, task, names).notes) == is_moved
+        assert any("put into the order of" in note for note in reorder_for_task(there, task, names).notes) == is_moved
     assert any("--labels goes before" in note for note in taken.notes)
 
 
@@ -308,16 +308,16 @@ def test_an_order_that_nobody_has_said_is_asked_for(classifiers, task):
         with pytest.raises(
             UserError, match=rf"^the checkpoint calls its classes {labels[0]}, .* add --labels=..., these names of {task.name} "
         ):
-            in_task_order(dataclasses.replace(there, labels=tuple(labels)), task, None)
+            reorder_for_task(dataclasses.replace(there, labels=tuple(labels)), task, None)
     for given in (task.label_names[1:], (*task.label_names, "other"), [task.label_names[0]] * task.num_classes):
         with pytest.raises(UserError, match=r"^--labels=.*: give .*, each once, in the order of the checkpoint's outputs"):
-            in_task_order(there, task, given)
+            reorder_for_task(there, task, given)
 
 
 def test_one_output_has_no_order_but_a_scale(classifiers):
     there = classifiers[1]
-    taken = in_task_order(there, GLUE_TASKS["stsb"], None)
+    taken = reorder_for_task(there, GLUE_TASKS["stsb"], None)
     assert taken.params is there.params and taken.labels == ()
     assert taken.notes == ("its one output is taken as the score of stsb, from 0 to 5",)
     with pytest.raises(UserError, match="--labels names classes, and stsb has one score"):
-        in_task_order(there, GLUE_TASKS["stsb"], ["score"])
+        reorder_for_task(there, GLUE_TASKS["stsb"], ["score"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mhsh.config import recorded
-from mhsh.config.recorded import Renamed
+from mhsh.config.recorded import Renaming
 from mhsh.config.schema import SCHEMA_VERSION
 from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
@@ -55,7 +55,7 @@ def test_a_plan_of_before_names_what_fields_are_called_today(tmp_path, monkeypat
     text = (folder.path / "plan.json").read_text()
     old = text.replace('"optimizer.beta2"', '"optimizer.decay"').replace('"beta2"', '"decay"')
     (folder.path / "plan.json").write_text(old)
-    change = Renamed(SCHEMA_VERSION + 1, "optimizer.decay", "optimizer.beta2")
+    change = Renaming(SCHEMA_VERSION + 1, "optimizer.decay", "optimizer.beta2")
     monkeypatch.setattr(recorded, "CHANGES", (change,))
     assert folder.read_plan() == planned("beta2=0.9,0.98", "scheme=post_ln,admin")
     (folder.path / "plan.json").write_text(text.replace(f'"schema": {SCHEMA_VERSION}', f'"schema": {SCHEMA_VERSION + 1}', 1))
