@@ -28,7 +28,7 @@ from benchmarks.bench.input import input_batches
 from mhsh.bench import decoding, steps
 from mhsh.bench.results import BenchResults
 from mhsh.bench.timing import AGAINST, CONFIG, Candidate, Schedule, bench
-from mhsh.cli.bench import measured, note
+from mhsh.cli.bench import note, run_bench
 from mhsh.cli.start import restart_with_huge_pages
 from mhsh.config.schema import Config
 from mhsh.configs import parse_config, take_changes, take_config
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         kind, configs, chosen, out, options = parse(arguments)
         peers.require(chosen)
-        return measured(f"benchmarks.bench {kind}", lambda: _bench(kind, configs, chosen, **options), out)
+        return run_bench(f"benchmarks.bench {kind}", lambda: _bench(kind, configs, chosen, **options), out)
     except UserError as error:
         print(f"benchmarks.bench: {error}", file=sys.stderr)
         return 2

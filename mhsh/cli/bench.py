@@ -65,7 +65,7 @@ def train(*, config: ConfigFlag, against: AgainstFlag | None = None, turns: Turn
 
         return steps.train(_configs(config, against), turns.schedule(1.0, singly=False), note)
 
-    return measured("mhsh bench train", bench, out)
+    return run_bench("mhsh bench train", bench, out)
 
 
 def inference(
@@ -91,7 +91,7 @@ def inference(
         configs = _configs(config, against)
         return steps.inference(configs, steps.grid(configs, batch, length), turns.schedule(0.2, singly=True), note)
 
-    return measured("mhsh bench inference", bench, out)
+    return run_bench("mhsh bench inference", bench, out)
 
 
 def decode(
@@ -124,7 +124,7 @@ def decode(
 
     if file_sentences is not None and config.model.objective == "clm":
         raise UserError("--file-sentences is for translation; a causal model goes on with prompts: leave it out")
-    return measured("mhsh bench decode", bench, out)
+    return run_bench("mhsh bench decode", bench, out)
 
 
 KINDS = {"train": train, "inference": inference, "decode": decode}
@@ -134,9 +134,9 @@ def _configs(config: Config, against: Config | None) -> dict[str, Config]:
     return {"config": config} | ({} if against is None else {"against": against})
 
 
-def measured(name: str, bench: Callable[[], BenchResults], out: str | None) -> int:
-    """The exit status of a bench called `name`, with its results printed, and written to `out`.
-    After Ctrl-C nothing is written. Raises UserError where `out` cannot be written.
+def run_bench(name: str, bench: Callable[[], BenchResults], out: str | None) -> int:
+    """Runs a bench called `name`, prints its results and writes them to `out`. Returns the exit
+    status. After Ctrl-C nothing is written. Raises UserError where `out` cannot be written.
     """
     if out is not None:
         check_suffix("--out", out, "this is JSON", ".json")

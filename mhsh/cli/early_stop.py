@@ -42,7 +42,7 @@ def status() -> int | None:
     return None if _heard is None else STOPPED[signal.Signals(_heard)]
 
 
-def interrupted(number: int) -> int:
+def report_stop(number: int) -> int:
     """Says that the state is saved. Returns the exit status of the signal."""
     print("Interrupted; state saved. Run the same command to resume.")
     return int(STOPPED[signal.Signals(number)])
@@ -56,18 +56,18 @@ def hold_back() -> None:
 
 
 def ignore() -> None:
-    """The process ends anyway: a signal may not change its exit status any more."""
+    """Ignores these signals: the process ends anyway, and none may change its exit status."""
     for number in STOPPED:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _listen(handler: signal._HANDLER) -> None:
-    here, there = os.pipe()
-    os.set_blocking(there, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
     for number in STOPPED:
         signal.signal(number, handler)
-    signal.set_wakeup_fd(there, warn_on_full_buffer=False)
-    threading.Thread(target=_wait, args=(here,), name="early stop", daemon=True).start()
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_wait, args=(read_end,), name="early stop", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from mhsh.cli.parser import NOTHING_GIVEN, RunChangesFlag, RunFolderArgument, StepFlag
+from mhsh.cli.parser import NO_CHANGES, RunChangesFlag, RunFolderArgument, StepFlag
 from mhsh.config.entries import UPDATE_RULES
 from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500", "mhsh eval runs/3l4h --config.data.source='text:moved/*.txt'")
 
 
-def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChangesFlag = NOTHING_GIVEN) -> int:
+def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChangesFlag = NO_CHANGES) -> int:
     """Prints a checkpoint's metrics on all validation rows of its run, as one JSON object.
 
     --config.data.source=PLACE says where the run's data is now, which must be the same. Other

@@ -14,8 +14,8 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import ChangedFlag, WorkdirFlag
+from mhsh.cli.early_stop import report_stop
+from mhsh.cli.parser import ConfigFieldsFlag, WorkdirFlag
 from mhsh.cli.train import PREDICT_INPUT
 from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.fields import parse_value
@@ -41,7 +41,7 @@ def run(
     folder: Annotated[str, Parameter(name="RUN", help="the pre-trained run")],
     /,
     *,
-    config: ChangedFlag,
+    config: ConfigFieldsFlag,
     workdir: WorkdirFlag,
     seeds: str = "0",
     rates: str | None = None,
@@ -61,10 +61,10 @@ def run(
     """
     seed_numbers = whole_numbers("--seeds=", seeds, least=0)
     configs: dict[str, dict[int, Config]] = {}
-    for rate, changed in _at_rates(config.fields, rates).items():
+    for rate, changed in _fields_by_rate(config.fields, rates).items():
         for seed in seed_numbers:
             fields = fine_tuning_fields(RunFolder(folder), changed, seed, fresh)
-            config.check_kept(fields, "mhsh finetune (by RUN, --seeds, --rates or --fresh)")
+            config.check_overrides(fields, "mhsh finetune (by RUN, --seeds, --rates or --fresh)")
             configs.setdefault(rate, {})[seed] = from_dict(fields)
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import train
@@ -76,7 +76,7 @@ def run(
             run_folder = RunFolder(folder_of_runs / rate / f"seed-{seed}")
             stopped_by = train(own, run_folder.path)
             if stopped_by is not None:
-                return interrupted(stopped_by)
+                return report_stop(stopped_by)
             figures[seed] = _last_validation(run_folder)
         summaries[rate] = summarise(figures)
     scores = {rate: _score(configs[rate][seed_numbers[0]], summary) for rate, summary in summaries.items()}
@@ -94,7 +94,7 @@ def run(
     return 0
 
 
-def _at_rates(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping[str, Any]]:
+def _fields_by_rate(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping[str, Any]]:
     """The fields at every rate, by the folder of that rate in the workdir."""
     if rates is None:
         return {"": fields}
@@ -133,14 +133,14 @@ def fine_tuning_fields(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
             f"--config has model.objective = {objective!r}; fine-tuning needs 'classification' or 'span', as in "
             "--config=glue:cola (mhsh configs lists the others)"
         )
-    complete = over_encoder(fields, there.model, str(folder.path / WORDPIECE_FILE), there.data.lowercase)
+    complete = merge_encoder(fields, there.model, str(folder.path / WORDPIECE_FILE), there.data.lowercase)
     complete["data"] |= {"seed": seed}
     complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
     return complete
 
 
-def over_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str, lowercase: bool) -> dict[str, Any]:
-    """The fields of a task with those of a pre-trained encoder that they leave open."""
+def merge_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str, lowercase: bool) -> dict[str, Any]:
+    """Adds to the fields of a task those of a pre-trained encoder that they leave open."""
     complete = {section: dict(values) for section, values in fields.items()}
     complete["model"] = to_dict(model) | complete.get("model", {})
     complete["data"] = {**complete.get("data", {}), "vocab_path": vocab_path, "lowercase": lowercase}

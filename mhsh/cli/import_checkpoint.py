@@ -14,8 +14,8 @@ import numpy as np
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from mhsh.cli.finetune import over_encoder
-from mhsh.cli.parser import Changed, ChangedFlag, TaskFlag
+from mhsh.cli.finetune import merge_encoder
+from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, TaskFlag
 from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.fields import SHAPING, parse_value
 from mhsh.config.resolve import from_dict
@@ -49,7 +49,7 @@ def run(
     source: Annotated[str, Parameter(name="SRC")],
     /,
     *,
-    config: ChangedFlag,
+    config: ConfigFieldsFlag,
     task: TaskFlag | None = None,
     out: str,
     fresh_heads: bool = False,
@@ -66,43 +66,43 @@ def run(
         config.json does not name them
     """
     check_new_folder(out)
-    asked = _asked(config, task)
+    requested = _merge_task(config, task)
     folder = checkpoint_folder(source)
-    said = _say_what_is_there(folder)
+    description = _print_description(folder)
     if is_llama(folder):
         if fresh_heads:
             raise UserError(f"--fresh-heads takes the body of a BERT; {folder} is a language model, which is imported whole")
-        imported = import_llama(Path(source), asked.model)
+        imported = import_llama(Path(source), requested.model)
     else:
-        imported = import_bert(Path(source), asked.model, fresh_heads=fresh_heads)
-    imported = _with_labels(imported, asked, labels)
-    resolved, tokenizer = _resolve(asked, imported, folder)
+        imported = import_bert(Path(source), requested.model, fresh_heads=fresh_heads)
+    imported = _reorder_classes(imported, requested, labels)
+    resolved, tokenizer = _resolve(requested, imported, folder)
     for changed in filter(None, (config, task)):
-        changed.check_kept(resolved, "the checkpoint" if task is None else "the checkpoint or the other flag")
+        changed.check_overrides(resolved, "the checkpoint" if task is None else "the checkpoint or the other flag")
     with new_folder(out) as unfinished:
         run_folder = RunFolder.open_for_training(unfinished, resolved)
         tokenizer.save(unfinished / WORDPIECE_FILE)
         _save(run_folder, resolved, imported)
         (unfinished / RECORD_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
-    _print(resolved, imported, source, out, config.fields["model"]["max_positions"], said)
+    _print(resolved, imported, source, out, config.fields["model"]["max_positions"], description)
     return 0
 
 
-def _say_what_is_there(folder: Path) -> list[str]:
+def _print_description(folder: Path) -> list[str]:
     """Prints the lines of `mhsh inspect`, and returns them. What cannot be described is refused by
     the import, by the same reader.
     """
-    said: list[str] = []
+    description: list[str] = []
     with contextlib.suppress(UserError):
         for line in describe_checkpoint(folder):
             print(line, flush=True)
-            said.append(line)
-    return said
+            description.append(line)
+    return description
 
 
-def _asked(config: Changed, task: Changed | None) -> Config:
-    """The config; of a checkpoint with a head for a task, the sections of the task over those of
-    --config, whose overrides go over both.
+def _merge_task(config: ConfigFields, task: ConfigFields | None) -> Config:
+    """The config of the command; for a checkpoint with a head for a task, the sections of the task
+    over those of --config, whose overrides go over both.
     """
     model = config.fields.get("model")
     is_whole = isinstance(model, Mapping) and "max_positions" in model  # of another one from_dict says what is missing
@@ -116,14 +116,16 @@ def _asked(config: Changed, task: Changed | None) -> Config:
         return base
     if not isinstance(base.data, DataConfig):
         raise UserError("--task goes over a --config for pre-training, such as bert:12l12h; give one")
-    complete = over_encoder(task.fields, base.model, base.data.vocab_path, base.data.lowercase)
+    complete = merge_encoder(task.fields, base.model, base.data.vocab_path, base.data.lowercase)
     complete["train"] = to_dict(base.train) | complete.get("train", {})
     changes = [(path, parse_value(path, text)) for path, text in config.changes if not path.startswith("model.")]
     return from_dict(override(complete, changes, "--config."))
 
 
-def _with_labels(imported: ImportedCheckpoint, config: Config, labels: str | None) -> ImportedCheckpoint:
-    """The checkpoint with its classes in the order of the task, where it has the task's head."""
+def _reorder_classes(imported: ImportedCheckpoint, config: Config, labels: str | None) -> ImportedCheckpoint:
+    """Puts the classes of the checkpoint into the order of the task, where it has the task's head.
+    Raises UserError where --labels is given and there is no such head.
+    """
     if isinstance(config.data, ClassificationDataConfig) and "classification" in imported.params:
         return reorder_for_task(imported, find_task(config.data.task), None if labels is None else labels.split(","))
     if labels is not None:
@@ -205,7 +207,9 @@ def _record(source: str, imported: ImportedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _print(config: Config, imported: ImportedCheckpoint, source: str, out: str, asked_positions: int, said: Sequence[str]) -> None:
+def _print(
+    config: Config, imported: ImportedCheckpoint, source: str, out: str, asked_positions: int, description: Sequence[str]
+) -> None:
     from mhsh.models.costs import parameter_counts
 
     model = config.model
@@ -219,7 +223,7 @@ def _print(config: Config, imported: ImportedCheckpoint, source: str, out: str, 
             f"data.sequence_length = {config.data.sequence_length} tokens"
         )
     for note in imported.notes:
-        if note not in said:
+        if note not in description:
             print(f"note: {note}")
     if imported.labels:
         print(f"classes: {', '.join(imported.labels)}")

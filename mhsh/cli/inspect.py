@@ -1,5 +1,5 @@
-"""mhsh inspect: what mhsh understands of a corpus, a checkpoint, a run or a sweep, before it is
-used.
+"""mhsh inspect: a description of a corpus, a checkpoint, a run or a sweep as mhsh reads it, before
+it is used.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ def run(what: Annotated[str, Parameter(name="SOURCE|DIR|FILE")], /, *, vocab: st
     if lowercase and vocab is None:
         raise UserError("--lowercase goes with --vocab, the vocabulary that has no upper case")
     if (what.partition(":")[0] in SOURCES and ":" in what) or what in SOURCES:
-        lines = _of_source(what, vocab, lowercase)
+        lines = _describe_source(what, vocab, lowercase)
     else:
         if not exists(expand_user(what)):
             raise UserError(
                 f"{what} does not exist; name a file, a folder, a source such as 'text:corpus/*.txt' (mhsh configs), or add your "
                 f"own ({WITH})"
             )
-        lines = _of_folder(what, vocab, lowercase)
+        lines = _describe_folder(what, vocab, lowercase)
     for line in lines:
         print(line, flush=True)
     return 0
 
 
 def source_lines(config: Config) -> Iterator[str]:
-    """The same of a config's data.source, for the head of a command, from its first documents;
-    none where it is not of files.
+    """The description of a config's data.source, for the head of a command, from its first
+    documents; no lines where the source is not of files.
     """
     kind = SOURCES.get(config.data.source.partition(":")[0])
     if config.model.objective in ("mlm", "clm") and kind is not None and kind.in_folder:
         yield from describe_source(config.data.source, HEAD_CHARACTERS)
 
 
-def run_in_words(config: Config) -> str:
+def run_summary(config: Config) -> str:
     """`3 layers x 4 heads (admin, D = 64), mlm on stdlib, 1,000 steps of 32 x 32 tokens`."""
     model, train, data = config.model, config.train, config.data
     shape = f"{shape_in_words(model)} ({model.residual}, D = {model.embed_dim})"
@@ -79,32 +79,32 @@ def run_in_words(config: Config) -> str:
     return f"{shape}, {model.objective} on {data.source}, {steps}"
 
 
-def _of_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
+def _describe_source(source: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     tokenizer = None if vocab is None else load_wordpiece(expand_user(vocab), lowercase)
     yield from describe_source(source, SAMPLE_CHARACTERS, tokenizer)
     files = entry_flags([(SOURCES, source.partition(":")[0])])
     yield f"to train on it: mhsh train --config=bert:3l4h --config.data.source={shlex.quote(source)} --workdir=runs/mine{files}"
 
 
-def _of_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
+def _describe_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[str]:
     path = expand_user(what)
     is_sweep = exists(path / PLAN_FILE) and is_dir(path / "runs")
     if is_sweep or exists(path / CONFIG_FILE):
         if vocab is not None:
             is_a = "a sweep" if is_sweep else "a run or a checkpoint"
             raise UserError(f"--vocab is for a source, and {what} is {is_a}; leave it out")
-        yield from _of_sweep(path) if is_sweep else _of_config(path)
+        yield from _describe_sweep(path) if is_sweep else _describe_config(path)
         return
     # In a bucket each file would be asked for.
     beside = [] if is_remote(path) else [child for child in paths_in(path) if is_dir(child) and RunFolder(child).has_begun()]
     if beside:
         names = format_names([child.name for child in beside])
         raise UserError(f"{what} holds runs: {names}; name one of them, or compare all: mhsh compare {shlex.quote(what)}")
-    yield from _of_source(source_for(what), vocab, lowercase)
+    yield from _describe_source(source_for(what), vocab, lowercase)
 
 
-def _of_sweep(path: epath.Path) -> Iterator[str]:
-    from mhsh.cli.work import named  # not above: it imports this module
+def _describe_sweep(path: epath.Path) -> Iterator[str]:
+    from mhsh.cli.work import sweep_arguments  # not above: it imports this module
 
     folder = SweepFolder(path)
     plan = folder.read_plan()
@@ -112,15 +112,15 @@ def _of_sweep(path: epath.Path) -> Iterator[str]:
     swept = format_list([axis.name for axis in plan.axes])
     yield f"{path.name}: a sweep of {swept}, {len(plan.cells):,} runs: {format_list([f'{states[kind]} {kind}' for kind in states])}"
     if states.keys() - set(ENDED):
-        yield f"to go on: mhsh work {named(folder)}"
+        yield f"to go on: mhsh work {sweep_arguments(folder)}"
     if states.keys() - {WAITING}:
-        yield f"to compare what has run: mhsh compare {named(folder)}"
+        yield f"to compare what has run: mhsh compare {sweep_arguments(folder)}"
 
 
-def _of_config(path: epath.Path) -> Iterator[str]:
-    """Of a checkpoint or a run."""
+def _describe_config(path: epath.Path) -> Iterator[str]:
+    """Describes the checkpoint or the run of this config.json."""
     if "model_type" not in read_object(path / CONFIG_FILE):
-        yield from _of_run(RunFolder(path))
+        yield from _describe_run(RunFolder(path))
         return
     from mhsh.interop.describe import describe_checkpoint, import_flags
     from mhsh.interop.weights import checkpoint_folder
@@ -130,11 +130,11 @@ def _of_config(path: epath.Path) -> Iterator[str]:
     yield f"to import it: mhsh import {shlex.quote(str(path))} {import_flags(folder)} --out=runs/imported"
 
 
-def _of_run(folder: RunFolder) -> Iterator[str]:
+def _describe_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
     named += entry_flags(named_entries(config), folder.run_record())
-    yield f"{folder.path.name}: {run_in_words(config)}"
+    yield f"{folder.path.name}: {run_summary(config)}"
     if not steps:
         yield f"no checkpoint; train it: mhsh train --workdir={named}"
         return

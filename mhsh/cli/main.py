@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0 success, 2 usage or input error, 75 stopped
     by SIGTERM with the state saved, 128 + n stopped by signal n.
     """
-    arguments = [_at_home(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    arguments = [_expand_home(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     # A notebook names its own backend to the processes it starts, where that need not be installed.
     # mhsh draws into files alone.
     os.environ.pop("MPLBACKEND", None)
@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return early_stop.status() or 128 + signal.SIGINT
 
 
-def _at_home(argument: str) -> str:
-    """The argument with the user's home for `~` in `--FLAG=~/FOLDER`, which no shell replaces."""
+def _expand_home(argument: str) -> str:
+    """Puts the user's home for `~` into `--FLAG=~/FOLDER`, which no shell does."""
     flag, equals, value = argument.partition("=")
     is_path = flag.startswith("--") and flag != "--text" and value.startswith("~/")
     return f"{flag}{equals}{os.path.expanduser(value)}" if is_path else argument  # noqa: PTH111 (a folder in a bucket is no Path)

@@ -32,8 +32,8 @@ _HELP_FLAGS = {"--help", "-h"}
 _FILES = {"import": "import_checkpoint", "export": "export_checkpoint"}  # a keyword of Python is not a module
 
 
-class Made(NamedTuple):
-    """Marks a parameter that is made of `--FLAG=...` and of all the `--FLAG.SECTION.FIELD=VALUE`.
+class ComposedFlag(NamedTuple):
+    """Marks a parameter that is composed of `--FLAG=...` and all `--FLAG.SECTION.FIELD=VALUE`.
 
     `make` gets the flag, its value, and those overrides.
     """
@@ -42,16 +42,17 @@ class Made(NamedTuple):
     make: Callable[[str, Any, Changes], Any]
 
 
-class Changed(NamedTuple):
+class ConfigFields(NamedTuple):
     """The unchecked fields of a config (alone they may be no complete one), and the overrides among
-    them. A command that sets fields itself says with `check_kept` which overrides it cannot keep.
+    them. A command that sets fields itself says with `check_overrides` which overrides it cannot
+    keep.
     """
 
     flag: str
     fields: dict[str, Any]
     changes: Changes
 
-    def check_kept(self, made: Config | Mapping[str, Any], decided_by: str) -> None:
+    def check_overrides(self, made: Config | Mapping[str, Any], decided_by: str) -> None:
         """Checks that what came of the fields has every override. Raises UserError where
         `decided_by`, such as a checkpoint, gave a field another value.
         """
@@ -63,27 +64,27 @@ class Changed(NamedTuple):
                 )
 
 
-class Given(NamedTuple):
+class ConfigOrChanges(NamedTuple):
     """A config with all overrides; or none, and what changes in that of a run, by path."""
 
     config: Config | None
     changes: Sequence[tuple[str, Any]]
 
 
-NOTHING_GIVEN = Given(None, ())
+NO_CHANGES = ConfigOrChanges(None, ())
 
 
-def make_given(flag: str, name: str | None, changes: Changes) -> Given:
-    """The Given of `--FLAG=name` with overrides, or of overrides alone."""
+def make_config_or_changes(flag: str, name: str | None, changes: Changes) -> ConfigOrChanges:
+    """The config of `--FLAG=name` with overrides, or the overrides alone as changes."""
     if name is not None:
-        return Given(parse_config(flag, name, changes), ())
-    return Given(None, [(path, parse_value(path, text)) for path, text in changes])
+        return ConfigOrChanges(parse_config(flag, name, changes), ())
+    return ConfigOrChanges(None, [(path, parse_value(path, text)) for path, text in changes])
 
 
-def make_changed(flag: str, name: str | None, changes: Changes) -> Changed | None:
+def make_fields(flag: str, name: str | None, changes: Changes) -> ConfigFields | None:
     """The fields of `--FLAG=name` with all overrides; None: it is not given."""
     fields = parse_fields(flag, name, changes)
-    return None if fields is None else Changed(flag, fields, changes)
+    return None if fields is None else ConfigFields(flag, fields, changes)
 
 
 def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tuple[str, Config]]:
@@ -91,7 +92,7 @@ def make_configs(flag: str, names: Sequence[str], changes: Changes) -> list[tupl
     return [(name, config) for name in names if (config := parse_config(flag, name, changes)) is not None]
 
 
-def _as_written(type_: object, tokens: Sequence[Any]) -> str | list[str]:
+def _convert_tokens(type_: object, tokens: Sequence[Any]) -> str | list[str]:
     texts = [token.value for token in tokens]
     if typing.get_origin(type_) is list:
         return texts
@@ -109,29 +110,31 @@ def _config(flag: str, what: str = _HELP) -> Parameter:
         name=f"--{flag}",
         metavar=CONFIG,
         help=f"{what}; --{flag}.SECTION.FIELD=VALUE changes a field",
-        converter=_as_written,
+        converter=_convert_tokens,
         n_tokens=1,
         accepts_keys=False,
         show_default=False,
     )
 
 
-ConfigFlag = Annotated[Config, _config("config"), Made("config", parse_config)]
-AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), Made("against", parse_config)]
-ChangedFlag = Annotated[Changed, _config("config"), Made("config", make_changed)]
+ConfigFlag = Annotated[Config, _config("config"), ComposedFlag("config", parse_config)]
+AgainstFlag = Annotated[Config, _config("against", "a second config, to compare with"), ComposedFlag("against", parse_config)]
+ConfigFieldsFlag = Annotated[ConfigFields, _config("config"), ComposedFlag("config", make_fields)]
 TaskFlag = Annotated[
-    Changed,
+    ConfigFields,
     _config("task", "glue:TASK or squad:VERSION over --config, for a checkpoint that was fine-tuned"),
-    Made("task", make_changed),
+    ComposedFlag("task", make_fields),
 ]
 _OF_RUN = f"{_HELP}; or none, and a run's own"
-GivenFlag = Annotated[Given, _config("config", _OF_RUN), Made("config", make_given)]
-RunChangesFlag = Annotated[Given, Parameter(parse=False), Made("config", make_given)]  # never with a config
+ConfigOrChangesFlag = Annotated[ConfigOrChanges, _config("config", _OF_RUN), ComposedFlag("config", make_config_or_changes)]
+RunChangesFlag = Annotated[
+    ConfigOrChanges, Parameter(parse=False), ComposedFlag("config", make_config_or_changes)
+]  # never with a config
 # Several of them, as a list of names and Configs.
 ConfigsFlag = Annotated[
     list[Any],
     _config("config", f"{_HELP}; several are set side by side, and a change goes to each"),
-    Made("config", make_configs),
+    ComposedFlag("config", make_configs),
 ]
 
 
@@ -159,7 +162,7 @@ class HelpPage(NamedTuple):
         return App(
             name=f"mhsh {self.command}",
             default_command=self.run,
-            default_parameter=Parameter(negative=(), show_default=_shown),
+            default_parameter=Parameter(negative=(), show_default=_format_default),
             help_format="markdown",
             help_flags=(),
             help_epilogue="\n".join([_WITH_HELP, "", "Examples:", "", *(f"    {example}" for example in self.examples)]),
@@ -190,7 +193,7 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     """A function that runs a command with these arguments; None: its help is printed.
     Raises UserError where an argument is missing, unknown or of another type.
     """
-    page, rest = _chosen(command, list(arguments))
+    page, rest = _choose_page(command, list(arguments))
     if page is None:
         return None
     files, rest = _take_files(rest)
@@ -199,7 +202,7 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
     if not _HELP_FLAGS.isdisjoint(rest):
         app.help_print()
         return None
-    made = dict(_made(page.run))
+    made = dict(_composed_parameters(page.run))
     changes = {}
     for mark in made.values():
         changes[mark.flag], rest = take_changes(mark.flag, rest)
@@ -239,7 +242,7 @@ def _take_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, left
 
 
-def _chosen(command: str, arguments: list[str]) -> tuple[HelpPage | None, list[str]]:
+def _choose_page(command: str, arguments: list[str]) -> tuple[HelpPage | None, list[str]]:
     """The page that the first argument names, where the command has kinds, and the other ones."""
     known = pages(command)
     if "" in known:
@@ -255,11 +258,11 @@ def _chosen(command: str, arguments: list[str]) -> tuple[HelpPage | None, list[s
     raise UserError(f"mhsh {command}{hint}; see mhsh {command} --help")
 
 
-def _made(run: Run) -> Iterator[tuple[str, Made]]:
+def _composed_parameters(run: Run) -> Iterator[tuple[str, ComposedFlag]]:
     """The parameters that are made of several flags."""
     for name, hint in typing.get_type_hints(run, include_extras=True).items():
         for part in (hint, *typing.get_args(hint)):  # an optional one is a union
-            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, Made))
+            yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, ComposedFlag))
 
 
 def _refusal(error: CycloptsError, command: str) -> UserError:
@@ -273,6 +276,6 @@ def _refusal(error: CycloptsError, command: str) -> UserError:
     return UserError(f"{words}; see mhsh {command} --help{more}")
 
 
-def _shown(value: object) -> str | None:
-    """A default, where it says something."""
+def _format_default(value: object) -> str | None:
+    """The text of a default in the help, where it says something; else None."""
     return None if value is None or value is False or value in ((), "") else str(value)

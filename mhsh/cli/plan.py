@@ -67,7 +67,7 @@ def run(
 
     def time(config: Config, kind: str, number: int) -> dict[str, Any]:
         estimate = step_time(config, CHIPS[kind], number)
-        within = {"within": _within(estimate.run_hours, max_hours)} if max_hours else {}
+        within = {"within": _deadline_verdict(estimate.run_hours, max_hours)} if max_hours else {}
         hours = [min(each, number * (max_hours or each)) for each in estimate.chip_hours]
         cost = {"dollars": tuple(prices[kind] * each for each in hours)} if kind in prices else {}
         return estimate._asdict() | within | cost
@@ -103,14 +103,14 @@ def _price(text: str, kinds: Collection[str]) -> tuple[str, float]:
     return kind, float(dollars)
 
 
-def _within(hours: Sequence[float], most: float) -> str:
+def _deadline_verdict(hours: Sequence[float], most: float) -> str:
     answer = "yes" if hours[1] <= most else "no" if hours[0] > most else "perhaps"
     return f"{answer}, of {most:g} hours"
 
 
 def _print(plans: Mapping[str, dict[str, Any]]) -> None:
     """A column for each config, and with two their difference; then the compiler's warnings."""
-    columns = [plan | {"compiled": _in_rows(plan["compiled"])} if "compiled" in plan else plan for plan in plans.values()]
+    columns = [plan | {"compiled": _report_rows(plan["compiled"])} if "compiled" in plan else plan for plan in plans.values()]
     headers = [*plans, *(["difference"] if len(plans) == 2 else [])]
     table = Table(Column("", no_wrap=True), *(Column(name, overflow="fold") for name in headers), box=None, pad_edge=False)
     _add_rows(table, "", columns)
@@ -162,7 +162,7 @@ def _is_nothing(value: Any) -> bool:
     return value is not False and value in (None, "", 0, (0, 0))
 
 
-def _in_rows(report: Mapping[str, Any]) -> dict[str, Any]:
+def _report_rows(report: Mapping[str, Any]) -> dict[str, Any]:
     """The compiler's report as rows: verdict, what a GPU launches, memory, FLOPs, and a row for
     each kind of collective.
     """

@@ -1,5 +1,5 @@
-"""mhsh predict: what a trained run makes of an input, by its kind: labels, answers, translations,
-text that goes on, or words in the place of masks.
+"""mhsh predict: the predictions of a trained run on an input, by its kind: labels, answers,
+translations, text that goes on, or words in the place of masks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def run(
         else:
             _answer(run_folder, config, config.data, step, input, output, null_threshold)
         return 0
-    kinds = {"translation": _translated, "clm": _written_on, "mlm": _filled}
+    kinds = {"translation": _translate, "clm": _generate, "mlm": _fill_masks}
     _write(kinds[config.model.objective](folder, input, step, **options), output)
     return 0
 
@@ -123,10 +123,8 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
     check_new_file("--output", output)
 
 
-def _translated(
-    folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any
-) -> str:
-    """The translation of each line, a line each."""
+def _translate(folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any) -> str:
+    """Translates each line into a line."""
     lines = read_lines(source)
     from mhsh.inference import load
 
@@ -138,19 +136,23 @@ def _translated(
     return "".join(line + "\n" for line in translated.lines)
 
 
-def _written_on(
+def _generate(
     folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any
 ) -> str:
-    """The text, and what a causal model writes after it."""
-    prompt = _given(source, text)
+    """The text, and the text that a causal model generates after it."""
+    prompt = _read_prompt(source, text)
     from mhsh.inference import load
 
     return load(folder, step=step, average=average).generate(prompt, **options) + "\n"
 
 
-def _filled(folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any) -> str:
-    """A line a word for a mask, probability first, with an empty line between masks."""
-    prompt = _given(source, text)
+def _fill_masks(
+    folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any
+) -> str:
+    """The likeliest words for each mask: a line a word, probability first, with an empty line
+    between masks.
+    """
+    prompt = _read_prompt(source, text)
     check_masks(prompt)
     from mhsh.inference import load
 
@@ -158,7 +160,7 @@ def _filled(folder: str, source: str | None, step: int | None, *, text: str | No
     return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
 
 
-def _given(source: str | None, text: str | None) -> str:
+def _read_prompt(source: str | None, text: str | None) -> str:
     return "\n".join(read_lines(source)) if text is None else text
 
 

@@ -41,7 +41,7 @@ def run(*, config: ConfigFlag, out: OutFolderFlag, workers: Count | None = None,
     if is_remote(out):
         raise UserError(f"--out={out} is in a bucket; prepare into a folder, then: gcloud storage cp --recursive FOLDER {out}")
     start = time.monotonic()
-    run_all = functools.partial(_locally, workers or os.cpu_count() or 1)
+    run_all = functools.partial(_run_locally, workers or os.cpu_count() or 1)
     task = task_of(config)
     if not isinstance(task, StreamedTask):
         raise UserError(
@@ -59,7 +59,7 @@ def run(*, config: ConfigFlag, out: OutFolderFlag, workers: Count | None = None,
     return 0
 
 
-def _locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
+def _run_locally(workers: int, work: Callable[[int], None], chunks: range) -> None:
     done, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def count(chunk: int) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from mhsh.cli.parser import NOTHING_GIVEN, Count, GivenFlag, StepFlag
+from mhsh.cli.parser import NO_CHANGES, ConfigOrChangesFlag, Count, StepFlag
 from mhsh.config.entries import variant, variants
 from mhsh.config.recorded import to_record
 from mhsh.config.schema import Config
@@ -56,7 +56,7 @@ def run(
     ],
     /,
     *folders: Annotated[str, Parameter(name="RUN")],
-    given: GivenFlag = NOTHING_GIVEN,
+    given: ConfigOrChangesFlag = NO_CHANGES,
     step: StepFlag = None,
     rows: Count = 8,
     out: str | None = None,
@@ -102,7 +102,7 @@ def run(
         results: dict[str, Any] = {"config": to_record(config), "schemes": _schemes(config, rows, **options)}
     else:
         sources = (
-            [_fresh(config, rows)] if config is not None else (_of_run(folder, given.changes, step, rows) for folder in folders)
+            [_fresh(config, rows)] if config is not None else (_load_run(folder, given.changes, step, rows) for folder in folders)
         )
         results = {"models": [_result(kind, source, options) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": {"rows": rows, **options}, **results}
@@ -141,7 +141,7 @@ def _check(kind: str, folders: Sequence[str], config: Config | None, step: int |
         raise UserError(f"train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")
 
 
-def _of_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> ProbedModel:
+def _load_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> ProbedModel:
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
 
     run_folder = RunFolder(folder)

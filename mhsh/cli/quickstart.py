@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from mhsh.cli import compare
-from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import Made, WorkdirFlag, make_configs
+from mhsh.cli.early_stop import report_stop
+from mhsh.cli.parser import ComposedFlag, WorkdirFlag, make_configs
 from mhsh.cli.train import first_line
 from mhsh.config.schema import Config
 from mhsh.configs import Changes
@@ -32,7 +32,7 @@ EXAMPLES = ("mhsh quickstart", "mhsh quickstart --workdir=runs/short --config.tr
 
 def run(
     *,
-    configs: Annotated[dict[str, Config], Parameter(parse=False), Made("config", _make)],
+    configs: Annotated[dict[str, Config], Parameter(parse=False), ComposedFlag("config", _make)],
     workdir: WorkdirFlag = "runs/quickstart",
 ) -> int:
     """Trains a small comparison, writes report.html beside the runs, and prints a sample of each.
@@ -51,7 +51,7 @@ def run(
 
         stopped_by = train(config, folder)
         if stopped_by is not None:
-            return interrupted(stopped_by)
+            return report_stop(stopped_by)
         folders.append(str(folder))
     status = compare.run(*folders, out=str(Path(workdir) / "report.html"))
     from mhsh.inference import load

@@ -1,4 +1,4 @@
-"""The command `mhsh` as a process of its own, from its first line on."""
+"""The start of the command `mhsh` as a process of its own."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def replace_missing_characters() -> None:
     """Writes what an encoding lacks (Latin-1, ASCII; bytes of a name that are not UTF-8) with the
     characters that it has, where Python would raise UnicodeEncodeError.
     """
-    codecs.register_error(_ERRORS, _replaced)
+    codecs.register_error(_ERRORS, _replace_character)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
 
 
-def _replaced(error: UnicodeError) -> tuple[str, int]:
+def _replace_character(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError), "nothing is decoded with it"
     return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end

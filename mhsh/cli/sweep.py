@@ -17,9 +17,9 @@ from rich.table import Column, Table
 
 from mhsh import text
 from mhsh.cli.compare import CompareOptions, write_report
-from mhsh.cli.early_stop import interrupted
-from mhsh.cli.parser import Changed, ChangedFlag, Count, WorkdirFlag
-from mhsh.cli.work import Needed, named
+from mhsh.cli.early_stop import report_stop
+from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
+from mhsh.cli.work import CellSelection, sweep_arguments
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
@@ -45,7 +45,7 @@ EXAMPLES = (
 @Parameter(name="*")
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a command adds to the plan, and how the sweep is judged.
+    """The additions of a command to the plan, and the rule by which the sweep is judged.
 
     Args:
       axes: a field and its values, NAME=VALUE,...: heads_per_layer=8,4,2,1 seed=0,1,2
@@ -75,7 +75,7 @@ DEFAULTS = PlanOptions()
 
 def run(
     *,
-    config: ChangedFlag | None = None,
+    config: ConfigFieldsFlag | None = None,
     workdir: WorkdirFlag,
     options: PlanOptions = DEFAULTS,
     refine: bool = False,
@@ -127,39 +127,39 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
         if retry:
             folder.forget_failures()
         stopped_by, progress = _run_workers(folder, plan, *workers)
-        refined = _refined(folder, plan) if refine and stopped_by is None and not progress.left else None
+        refined = _refine(folder, plan) if refine and stopped_by is None and not progress.cells_left else None
         if refined is None:
             break
         plan, command, retry = refined, "--refine", False
     if not workers[0]:
-        print(f"next: mhsh work {named(folder)}, on as many machines as you like")
+        print(f"next: mhsh work {sweep_arguments(folder)}, on as many machines as you like")
         return 0
     _write_report(folder)
-    return interrupted(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
+    return report_stop(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
 
 
-def _plan(folder: SweepFolder, config: Changed | None, options: PlanOptions) -> Plan:
+def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions) -> Plan:
     """The folder's plan with what the command adds, and how its difference is judged."""
-    held = folder.read_plan() if folder.has_plan() else None
-    fields = config.fields if config is not None else held.fields if held is not None else {}
+    current = folder.read_plan() if folder.has_plan() else None
+    fields = config.fields if config is not None else current.fields if current is not None else {}
     if not fields:
         raise UserError(
             f"mhsh sweep needs --config={CONFIG}, such as --config=study:base, or a --workdir whose plan holds one; {LIST}"
         )
     # Before heads are regrouped.
-    axes = parse_axes(options.axes, fields, options.sample) if options.axes or held is None else held.axes
+    axes = parse_axes(options.axes, fields, options.sample) if options.axes or current is None else current.axes
     if config is not None:
         _check_apart(axes, config)
-    if held is not None and {axis.path for axis in held.axes} == {axis.path for axis in axes}:
+    if current is not None and {axis.path for axis in current.axes} == {axis.path for axis in axes}:
         for axis in axes:
-            held = replace(held, axes=_with_values(held.axes, axis.path, axis.values))
-        axes = held.axes
-    if options.add_seeds and not _is_adding(folder, held, options.add_seeds):
-        axes = _with_seeds(axes, options.add_seeds)
+            current = replace(current, axes=_add_values(current.axes, axis.path, axis.values))
+        axes = current.axes
+    if options.add_seeds and not _is_adding(folder, current, options.add_seeds):
+        axes = _add_seeds(axes, options.add_seeds)
     try:
-        plan = make_plan(axes, fields, held.choosing if held is not None else None)
+        plan = make_plan(axes, fields, current.choosing if current is not None else None)
     except UserError as error:
-        if held is None or fields == held.fields:
+        if current is None or fields == current.fields:
             raise
         raise UserError(
             f"{folder.path} holds a sweep of another config, whose values do not fit this one: {error}; choose another --workdir, "
@@ -170,23 +170,23 @@ def _plan(folder: SweepFolder, config: Changed | None, options: PlanOptions) -> 
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
         # As a number, so that seeds that are added later do not choose.
         plan = replace(plan, choosing=Tuning(options.over, options.choosing_seeds or len(seeds) // 2 or None))
-    margin = held.margin if held is not None and options.margin is None else options.margin
-    return replace(plan, margin=margin, pooled=options.pooled or (held is not None and held.pooled))
+    margin = current.margin if current is not None and options.margin is None else options.margin
+    return replace(plan, margin=margin, pooled=options.pooled or (current is not None and current.pooled))
 
 
-def _is_adding(folder: SweepFolder, held: Plan | None, add_seeds: int) -> bool:
+def _is_adding(folder: SweepFolder, current: Plan | None, add_seeds: int) -> bool:
     """Whether the last command added as many, and not all cells have ended: it goes on."""
-    if held is None or not held.history or held.history[-1].command != f"--add-seeds={add_seeds}":
+    if current is None or not current.history or current.history[-1].command != f"--add-seeds={add_seeds}":
         return False
-    return any(folder.outcome(cell.name).kind not in ENDED for cell in held.cells)
+    return any(folder.outcome(cell.name).kind not in ENDED for cell in current.cells)
 
 
-def _with_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
+def _add_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
     seeds = [axis for axis in axes if axis.path in SEEDS]
     if len(seeds) != 1:
         raise UserError("--add-seeds is for a sweep with one axis of seeds; name it, as in --axes seed=0,1,2")
     last = max(int(value) for value in seeds[0].values)
-    return _with_values(axes, seeds[0].path, range(last + 1, last + 1 + count))
+    return _add_values(axes, seeds[0].path, range(last + 1, last + 1 + count))
 
 
 def _run_workers(folder: SweepFolder, plan: Plan, parallel: int, together: int) -> tuple[int | None, _Progress]:
@@ -197,19 +197,19 @@ def _run_workers(folder: SweepFolder, plan: Plan, parallel: int, together: int) 
     if not parallel:
         progress.look()
         return None, progress
-    print(f"{len(progress.left)} of {len(progress.needed)} cells to run", flush=True)
-    if not progress.left:
+    print(f"{len(progress.cells_left)} of {len(progress.needed_cells)} cells to run", flush=True)
+    if not progress.cells_left:
         return None, progress
     files = sorted({path for cell in plan.cells for path in files_of(cell.config)})
     flags = [*(f"--with={path}" for path in files), f"--together={together}"]
     stopped_by, lines = run_workers(folder, parallel, flags, progress.look)
     progress.look(at_once=True)
-    for line in lines if progress.left else ():
+    for line in lines if progress.cells_left else ():
         print(line)
     return stopped_by, progress
 
 
-def _check_apart(axes: Sequence[Axis], config: Changed) -> None:
+def _check_apart(axes: Sequence[Axis], config: ConfigFields) -> None:
     """Raises UserError where an axis sets a field that an override sets too."""
     # The steps of the config are what a budget is in proportion to.
     swept = {path: axis.name for axis in axes if axis.path != BUDGET for path in fields_of(axis.path)}
@@ -233,15 +233,15 @@ def _exit_status(folder: SweepFolder, progress: _Progress) -> int:
     if failed:
         print(f"{len(failed)} cells have failed; --retry tries them again")
         return 2
-    if progress.left:
-        print(f"{len(progress.left)} cells have not ended; run the same command again")
+    if progress.cells_left:
+        print(f"{len(progress.cells_left)} cells have not ended; run the same command again")
         return os.EX_TEMPFAIL
-    print(f"next: mhsh compare {named(folder)} --baseline=GROUP, --measure or --by (mhsh compare --help)")
+    print(f"next: mhsh compare {sweep_arguments(folder)} --baseline=GROUP, --measure or --by (mhsh compare --help)")
     return 0
 
 
-def _refined(folder: SweepFolder, plan: Plan) -> Plan | None:
-    """The plan with the values that are to be tried next; None: there are none."""
+def _refine(folder: SweepFolder, plan: Plan) -> Plan | None:
+    """Adds to the plan the values that are to be tried next; None: there are none."""
     if plan.choosing is None:
         return None
     over = plan.choosing.over
@@ -254,19 +254,19 @@ def _refined(folder: SweepFolder, plan: Plan) -> Plan | None:
     if not added:
         return None
     print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
-    refined = make_plan(_with_values(plan.axes, field_of(over), added), plan.fields, plan.choosing)
+    refined = make_plan(_add_values(plan.axes, field_of(over), added), plan.fields, plan.choosing)
     return replace(refined, margin=plan.margin, pooled=plan.pooled)
 
 
-def _with_values(axes: Sequence[Axis], path: str, values: Iterable[Value]) -> tuple[Axis, ...]:
-    """The axes with more values of one of them; numbers stay in order."""
+def _add_values(axes: Sequence[Axis], path: str, values: Iterable[Value]) -> tuple[Axis, ...]:
+    """Adds values to one of the axes; numbers stay in order."""
 
-    def grown(axis: Axis) -> Axis:
+    def extend(axis: Axis) -> Axis:
         every = tuple(dict.fromkeys((*axis.values, *values)))
         numbers = [value for value in axis.values if not isinstance(value, str)]
         return Axis(path, tuple(sorted(every)) if len(numbers) > 1 and numbers == sorted(numbers) else every)
 
-    return tuple(grown(axis) if axis.path == path else axis for axis in axes)
+    return tuple(extend(axis) if axis.path == path else axis for axis in axes)
 
 
 def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Tuning | None = None) -> Plan:
@@ -275,12 +275,12 @@ def make_plan(axes: Sequence[Axis], fields: Mapping[str, Any], choosing: Tuning 
 
     cells = cells_of(axes, fields, lambda config: run_cost(config)._asdict())
     shorter = parents(cells)
-    priced = tuple(_without_copied_steps(cell, shorter.get(cell.name)) for cell in cells)
+    priced = tuple(_subtract_copied_steps(cell, shorter.get(cell.name)) for cell in cells)
     return Plan(tuple(axes), priced, choosing, {section: dict(values) for section, values in fields.items()})
 
 
-def _without_copied_steps(cell: Cell, parent: Cell | None) -> Cell:
-    """The cell without the cost of the steps that it copies from `parent`."""
+def _subtract_copied_steps(cell: Cell, parent: Cell | None) -> Cell:
+    """Takes from the cost of a cell that of the steps that it copies from `parent`."""
     if parent is None:
         return cell
     steps, copied = cell.config.train.num_steps, decay_start(parent.config) or 0
@@ -323,7 +323,7 @@ class _Progress:
     """
 
     def __init__(self, folder: SweepFolder, plan: Plan) -> None:
-        self._folder, self._plan, self._needed = folder, plan, Needed(folder)
+        self._folder, self._plan, self._selection = folder, plan, CellSelection(folder)
         self._costs = {cell.name: cell.cost["flops"] for cell in plan.cells}
         self._seen: dict[str, str] = {}
         self._begun, self._next, self._flops = time.monotonic(), 0.0, 0.0
@@ -331,12 +331,12 @@ class _Progress:
         self._update(said=False)
 
     @property
-    def needed(self) -> list[str]:
-        return self._needed(self._plan, self.ended)
+    def needed_cells(self) -> list[str]:
+        return self._selection(self._plan, self.ended)
 
     @property
-    def left(self) -> list[str]:
-        return [name for name in self.needed if name not in self.ended]
+    def cells_left(self) -> list[str]:
+        return [name for name in self.needed_cells if name not in self.ended]
 
     def look(self, at_once: bool = False) -> None:
         """Says what is new, each look at all cells a while after the one before."""
@@ -350,7 +350,7 @@ class _Progress:
         looked = -1
         while looked < len(self.ended):  # the end of those that choose makes others needed
             looked = len(self.ended)
-            for name in self.left:
+            for name in self.cells_left:
                 self._look_at(name, said)
 
     def _look_at(self, name: str, said: bool) -> None:
@@ -369,9 +369,9 @@ class _Progress:
         if state.kind == FINISHED:
             _, losses = self._folder.run_folder(name).read_metrics().series("validation", "step", "loss")
             words += f", validation loss {text.format_loss(losses[-1])}" if len(losses) else ""
-        left = sum(self._costs[other] for other in self.left)
+        left = sum(self._costs[other] for other in self.cells_left)
         took = text.duration(elapsed := time.monotonic() - self._begun)
         if left and self._flops:
             took += f"; about {text.duration(elapsed / self._flops * left)} left"
         reason = f", {state.reason}" if state.reason else ""
-        print(f"  [{len(self.ended)}/{len(self.needed)}] {name}: {words}{reason} ({took})", flush=True)
+        print(f"  [{len(self.ended)}/{len(self.needed_cells)}] {name}: {words}{reason} ({took})", flush=True)

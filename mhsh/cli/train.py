@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from mhsh.cli.early_stop import STOPPED, interrupted
-from mhsh.cli.inspect import run_in_words, source_lines
-from mhsh.cli.parser import NOTHING_GIVEN, GivenFlag, WorkdirFlag
+from mhsh.cli.early_stop import STOPPED, report_stop
+from mhsh.cli.inspect import run_summary, source_lines
+from mhsh.cli.parser import NO_CHANGES, ConfigOrChangesFlag, WorkdirFlag
 from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import TASKS, Config, to_dict
@@ -59,7 +59,7 @@ class Processes:
             raise UserError(f"--process-id={self.process_id} with --num-processes={self.num_processes}: ids go from 0 to N - 1")
 
     @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
+    def join(self) -> Iterator[None]:
         """Joins these processes, inside the `with`; this one stays alone where none are named."""
         if self == ALONE:
             yield
@@ -75,7 +75,7 @@ ALONE = Processes()
 
 def run(
     *,
-    given: GivenFlag = NOTHING_GIVEN,
+    given: ConfigOrChangesFlag = NO_CHANGES,
     workdir: WorkdirFlag,
     accept_gap: bool = False,
     fresh: bool = False,
@@ -107,13 +107,13 @@ def run(
 
     from mhsh.training.loop import train
 
-    with processes.joined():
+    with processes.join():
         is_first = jax.process_index() == 0  # of a run of several processes only the first one prints
         if is_first and processes.distributed:
             print(line, flush=True)
         stopped_by = train(config, workdir, accept_gap, fresh)
     if stopped_by is not None:
-        return interrupted(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
+        return report_stop(stopped_by) if is_first else STOPPED[signal.Signals(stopped_by)]
     if is_first:
         named, files = shlex.quote(workdir), entry_flags(named_entries(config))
         print(f"next: mhsh compare {named} OTHER_RUN, or mhsh predict {named} {PREDICT_INPUT[config.model.objective]}{files}")
@@ -124,7 +124,7 @@ def first_line(config: Config, folder: RunFolder) -> str:
     """The first line of a training, printed before jax is imported, which takes seconds."""
     step = folder.newest_checkpoint()
     begin = "training" if step is None else f"resuming after step {step:,} of"
-    return f"{folder.path.name}: {begin} {run_in_words(config)}"
+    return f"{folder.path.name}: {begin} {run_summary(config)}"
 
 
 def _config_in(workdir: str, changes: Sequence[tuple[str, Any]]) -> Config:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from mhsh.cli.early_stop import interrupted
+from mhsh.cli.early_stop import report_stop
 from mhsh.cli.parser import Count
 from mhsh.cli.train import ALONE, Processes
 from mhsh.config.entries import entry_flags, named_entries
@@ -57,7 +57,7 @@ def run(sweep: Annotated[str, Parameter(name="SWEEP")], /, *, together: Count = 
             registry[name]  # a user's entry that is not known here is no fault of the cell
     import jax
 
-    with processes.joined():
+    with processes.join():
         if together > 1 and jax.device_count() > 1:
             raise UserError(
                 f"--together={together} is for a worker of one device, and this one has {jax.device_count()}; leave it out, or "
@@ -68,9 +68,9 @@ def run(sweep: Annotated[str, Parameter(name="SWEEP")], /, *, together: Count = 
             return crew.follow()
         from mhsh.sweep.work import Worker
 
-        worker = Worker(folder, Needed(folder), crew.train, together)
+        worker = Worker(folder, CellSelection(folder), crew.train, together)
         stopped_by = worker.work()
-        status = interrupted(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
+        status = report_stop(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
         crew.dismiss(status)
     return status
 
@@ -131,9 +131,9 @@ class Crew:
         gc.collect()  # the next cells need the memory of the device
 
 
-class Needed:
-    """Which cells of a sweep are to be trained: all; or where its plan chooses, those that choose,
-    and of the others those at the values that are chosen.
+class CellSelection:
+    """The cells of a sweep that are to be trained: all; or where its plan chooses, those that
+    choose, and of the others those at the values that are chosen.
     """
 
     def __init__(self, folder: SweepFolder) -> None:
@@ -151,10 +151,10 @@ class Needed:
             self._plan, self._choosing, self._reporting = plan, [choice.choosing for choice in planned.choices], (0, [])
         decided = sum(all(name in ended for name in names) for names in self._choosing)
         if decided != self._reporting[0]:
-            self._reporting = decided, self._chosen(plan.choosing)
-        return _with_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
+            self._reporting = decided, self._reporting_cells(plan.choosing)
+        return _add_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
 
-    def _chosen(self, choosing: Tuning) -> list[str]:
+    def _reporting_cells(self, choosing: Tuning) -> list[str]:
         """The reporting cells of the settings whose value is chosen; says what is new."""
         tuned = tune(load_experiment([str(self._folder.path)]), choosing.over, choosing.seeds)
         names = []
@@ -169,8 +169,10 @@ class Needed:
         return names
 
 
-def _with_parents(plan: Plan, names: Sequence[str]) -> list[str]:
-    """The cells of these names, each after that whose first steps it has."""
+def _add_parents(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The names of the cells with those of their parents: each cell stands after the one whose
+    first steps it has.
+    """
     shorter = parents(plan.cells)
     needed: dict[str, None] = {}
     for name in names:
@@ -181,8 +183,10 @@ def _with_parents(plan: Plan, names: Sequence[str]) -> list[str]:
     return list(needed)
 
 
-def named(folder: SweepFolder) -> str:
-    """The sweep, as another command takes it, with the files of users' entries that it needs."""
+def sweep_arguments(folder: SweepFolder) -> str:
+    """The arguments that name the sweep in another command, with the files of users' entries that
+    it needs.
+    """
     files = entry_flags([entry for cell in folder.read_plan().cells for entry in named_entries(cell.config)])
     return f"{shlex.quote(str(folder.path))}{files}"
 
@@ -193,7 +197,7 @@ def say_ended(folder: SweepFolder, ended: Mapping[str, CellState]) -> int:
     print(f"All cells have ended: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
     if kinds[FAILED]:
         name, state = next((name, state) for name, state in ended.items() if state.kind == FAILED)
-        print(f"{name}: {state.reason}\nmhsh sweep --workdir={named(folder)} --retry tries failed cells again")
+        print(f"{name}: {state.reason}\nmhsh sweep --workdir={sweep_arguments(folder)} --retry tries failed cells again")
         return 2
-    print(f"next: mhsh compare {named(folder)}")
+    print(f"next: mhsh compare {sweep_arguments(folder)}")
     return 0

@@ -24,7 +24,7 @@ from mhsh.config.schema import (
     TrainConfig,
     to_dict,
 )
-from mhsh.config.shapes import layers_at_equal_size, heads_at_equal_width, kv_heads_at_equal_size, regroup
+from mhsh.config.shapes import heads_at_equal_width, kv_heads_at_equal_size, layers_at_equal_size, regroup
 from mhsh.encoding import check_text
 from mhsh.errors import UserError, nearest
 

@@ -9,7 +9,7 @@ import pytest
 
 from mhsh.cli.compare import CompareOptions, make_report
 from mhsh.cli.main import main
-from mhsh.cli.work import Needed
+from mhsh.cli.work import CellSelection
 from mhsh.report.watch import LiveReport
 from mhsh.storage.run_record import FINISHED
 from mhsh.sweep.folder import FAILED, SweepFolder, Tuning
@@ -28,7 +28,7 @@ def test_the_choosing_cells_come_first_and_then_the_others_at_the_values_chosen(
     axes = ["heads_per_layer=8,1", "lr=1e-3,2e-3", "seed=0,1,2"]
     folder = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), axes, ends)
     plan = dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1))
-    needed, choosing = Needed(folder), [cell.name for cell in plan.cells if cell.name.endswith("seed-0")]
+    needed, choosing = CellSelection(folder), [cell.name for cell in plan.cells if cell.name.endswith("seed-0")]
     assert needed(plan, ()) == choosing
     capsys.readouterr()
     for _ in range(2):  # it is said once
