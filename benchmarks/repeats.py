@@ -57,9 +57,9 @@ def main() -> None:
             others = [each.loss_parts for other, each in reference.items() if other != seed]
             apart_by_part = run.loss_parts - (usual if name != options.reference else np.mean(others, axis=0))
             fit = linregress(repeats, apart_by_part)
-            half = fit.stderr * t.ppf(1 - 0.025 / tests, len(repeats) - 2)
+            half_width = fit.stderr * t.ppf(1 - 0.025 / tests, len(repeats) - 2)
             slopes.append(fit.slope)
-            interval = f"{fit.slope:+.2f} ({fit.slope - half:+.2f} to {fit.slope + half:+.2f})"
+            interval = f"{fit.slope:+.2f} ({fit.slope - half_width:+.2f} to {fit.slope + half_width:+.2f})"
             print(
                 f"| {name} | {seed} | {run.curves['validation'].loss[-1]:.3f} | {interval} | {fit.intercept:+.3f} "
                 f"| {fit.rvalue:+.2f}, {correlation(known, apart_by_part):+.2f} |"

@@ -134,13 +134,13 @@ def _fit_sweep(arguments: Sequence[str], chips: tuple[Chip, int] | None, slices:
     """How the cells of a sweep fit, where all have the data that they need."""
     if len(arguments) != 1 or not arguments[0].startswith("gs://"):
         raise UserError(f"mhsh work {' '.join(arguments)}: no worker has it; plan the sweep in a bucket: gs://BUCKET/SWEEP")
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for cell in SweepFolder(arguments[0]).read_plan().cells:
         for problem in data_problems(cell.config):
             raise UserError(f"cell {cell.name}: {problem}")
         if chips is not None:
-            said[fit(cell.config, chips[0], chips[1] * slices, slices)] = None
-    return "; ".join(said)
+            lines[fit(cell.config, chips[0], chips[1] * slices, slices)] = None
+    return "; ".join(lines)
 
 
 def main() -> int:

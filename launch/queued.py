@@ -119,11 +119,11 @@ def delete(options: argparse.Namespace, quiet: bool) -> int:
 
 def list_resources(options: argparse.Namespace, of: str) -> dict[str, dict[str, Any]] | None:
     """The resources that there are, by name; None where gcloud fails or does not end."""
-    done, said = query(gcloud(options, "list", "--format=json", of=of))
-    if done:
-        tell(f"gcloud does not answer: {(said.strip().splitlines() or ['it says nothing'])[-1]}")
+    status, output = query(gcloud(options, "list", "--format=json", of=of))
+    if status:
+        tell(f"gcloud does not answer: {(output.strip().splitlines() or ['it says nothing'])[-1]}")
         return None
-    return {each["name"].rpartition("/")[2]: each for each in json.loads(said)}
+    return {each["name"].rpartition("/")[2]: each for each in json.loads(output)}
 
 
 def slice_state(options: argparse.Namespace) -> tuple[str, str]:

@@ -191,9 +191,9 @@ def facts(config: Config, name: str, title: str) -> dict[str, Any]:
     }
 
 
-def peer_name(peer: str, of: str) -> str:
-    """The name of a peer of the config called `of`."""
-    return peer if of == CONFIG else f"{peer} ({of})"
+def peer_name(peer: str, name: str) -> str:
+    """The name of a peer of the config called `name`."""
+    return peer if name == CONFIG else f"{peer} ({name})"
 
 
 def label(config: Config, title: str, peer: str) -> str:

@@ -71,8 +71,8 @@ def student(ours: np.ndarray, theirs: np.ndarray, paired: bool) -> tuple[np.ndar
 def t_interval(values: np.ndarray, width: float) -> Interval:
     """Student's interval of a mean, `width` times as wide, of [simulations, seeds]."""
     seeds, mean = values.shape[1], values.mean(axis=1)
-    half = width * stdtrit(seeds - 1, 0.975) * values.std(axis=1, ddof=1) / math.sqrt(seeds)
-    return mean - half, mean + half
+    half_width = width * stdtrit(seeds - 1, 0.975) * values.std(axis=1, ddof=1) / math.sqrt(seeds)
+    return mean - half_width, mean + half_width
 
 
 WIDTHS = (1.0, 1.4, WIDENING, 2.0)  # times Student's
@@ -142,8 +142,8 @@ def p_values_of(found: Sequence[Estimate | float]) -> list[float]:
     """The p-values of one section's differences, and of shares that trained, as the tests of one
     page.
     """
-    tests, beside = len(found), iter(spreads([each for each in found if isinstance(each, Estimate)]))
-    return [tests * each if isinstance(each, float) else judge(each, next(beside), tests=tests).p_value for each in found]
+    tests, remaining = len(found), iter(spreads([each for each in found if isinstance(each, Estimate)]))
+    return [tests * each if isinstance(each, float) else judge(each, next(remaining), tests=tests).p_value for each in found]
 
 
 def any_significant(found: Sequence[Estimate | float]) -> bool:
@@ -163,8 +163,8 @@ class Shape:
 
     def runs(self, rate: float, first: int, last: int) -> dict[Replicate, float]:
         """Final losses of the seeds from `first` to before `last`."""
-        apart = math.log2(rate) - self.optimum
-        loss = self.rise * apart**2 * self.sides[apart > 0]
+        octaves = math.log2(rate) - self.optimum
+        loss = self.rise * octaves**2 * self.sides[octaves > 0]
         return losses_by_seed(loss + self.seeds[first:last] + self.noise * self.rng.standard_normal(last - first), first)
 
 
@@ -199,10 +199,10 @@ def tuning(
             continue
         doubt = Doubt(found[0].hidden_gain - found[1].hidden_gain, math.hypot(found[0].hidden_error, found[1].hidden_error))
         widened = judge(plain, doubt=doubt)
-        half = (plain.high - plain.low) / 2 / WIDENING
-        before = abs(plain.mean) <= half
+        half_width = (plain.high - plain.low) / 2 / WIDENING
+        before = abs(plain.mean) <= half_width
         covers = widened.low <= 0 <= widened.high
-        rows.append((before, not before, covers, widened.is_significant, half, (widened.high - widened.low) / 2))
+        rows.append((before, not before, covers, widened.is_significant, half_width, (widened.high - widened.low) / 2))
     return [*np.mean(rows, axis=0).tolist(), 1 - len(rows) / count]
 
 

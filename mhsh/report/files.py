@@ -50,8 +50,8 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
         contents = {page: to_html(report), Path(f"{stem}.json"): to_json(report)}
         figures = _named_figures(report)
         with figure_style():
-            drawn = [(end, draw()) for end, _, draw in figures]
-            contents |= {Path(f"{stem}{end}.{kind}"): figure_bytes(each, kind, MARK) for kind in kinds for end, each in drawn}
+            pictures = [(end, draw()) for end, _, draw in figures]
+            contents |= {Path(f"{stem}{end}.{kind}"): figure_bytes(each, kind, MARK) for kind in kinds for end, each in pictures}
         if for_paper:
             with figure_style(serif=True):
                 contents[Path(f"{stem}.pdf")] = pdf_bytes([draw(TEXT) for _, _, draw in figures], MARK)

@@ -132,16 +132,16 @@ def _similarity_cells(result: dict[str, Figures]) -> Iterator[Cells]:
 
 def _ablation_cells(result: dict[str, Figures]) -> Iterator[Cells]:
     for stack, figures in result.items():
-        depth, whole, skipped = len(figures["skipped"]), np.mean(figures["whole"]), _more_loss(figures, "skipped")
+        depth, loss, skipped = len(figures["skipped"]), np.mean(figures["whole"]), _more_loss(figures, "skipped")
         half_depth = max(count for count in map(int, figures["without_last"]) if count <= max(1, depth // 2))
         yield {
             "stack": stack,
-            "loss": float(whole),
+            "loss": float(loss),
             "+ a layer skipped": float(skipped.mean()),
             "most": float(skipped.mean(axis=0).max()),
             "+ two swapped": float(_more_loss(figures, "swapped").mean()) if figures["swapped"] else "",
             "last left out": f"{half_depth} of {depth}",
-            "+": float(np.mean(figures["without_last"][str(half_depth)]) - whole),
+            "+": float(np.mean(figures["without_last"][str(half_depth)]) - loss),
             "influence": float(np.mean(figures["influence"])),
             "on later": float(np.mean(figures["later"])),
         }
@@ -252,13 +252,13 @@ def _coverage(panels: Sequence[Axes], document: Document) -> None:
     ]
     for index, (label, runs) in enumerate(sublayers):
         heads = np.array([figures["heads"] for figures in runs], float)
-        passed = np.arange(1, heads.shape[1] + 1) * heads.shape[2]
-        _band(panels[0], index, label, passed, heads.mean(axis=2))
+        heads_passed = np.arange(1, heads.shape[1] + 1) * heads.shape[2]
+        _band(panels[0], index, label, heads_passed, heads.mean(axis=2))
         if heads.shape[2] > 1:
             layers = np.mean([figures["layers"] for figures in runs], axis=0)
-            panels[0].plot(passed, layers, color=curve_style(index).color, linewidth=0.8)
+            panels[0].plot(heads_passed, layers, color=curve_style(index).color, linewidth=0.8)
         if "rollout" in runs[0]:
-            _band(panels[1], index, label, passed, [figures["rollout"] for figures in runs])
+            _band(panels[1], index, label, heads_passed, [figures["rollout"] for figures in runs])
             panels[1].axhline(runs[0]["visible"], color=_GREY, linestyle=":", linewidth=1.2)
     for axes in panels:
         axes.set_ylim(bottom=0)

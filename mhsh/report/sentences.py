@@ -111,8 +111,8 @@ def sentences(comparison: Comparison) -> Iterable[str]:
     if not groups:
         return
     findings = [finding for finding in comparison.findings if finding is not None]
-    begun = [finding for finding in findings if finding.group.runs]
-    statements = [(each.group.name, fairness_words(each.fairness, _is_better(comparison, each))) for each in begun]
+    with_runs = [finding for finding in findings if finding.group.runs]
+    statements = [(each.group.name, fairness_words(each.fairness, _is_better(comparison, each))) for each in with_runs]
     fair = [entry for entry in statements if entry[1].startswith(_FAIR)]
     yield from _join_groups((name, words) for name, words in statements if not words.startswith(_FAIR))
     for finding in findings:
@@ -274,9 +274,9 @@ def _overlap_sentences(groups: Sequence[Group]) -> Iterable[str]:
     statements = {}
     for group in groups:
         for run in group.runs:
-            count, of = (run.recorded_number("data", "overlap", key) for key in ("count", "of"))
-            if count and of:
-                statements[group.name] = f"{count:,.0f} of {of:,.0f} validation examples are also training examples."
+            count, total = (run.recorded_number("data", "overlap", key) for key in ("count", "of"))
+            if count and total:
+                statements[group.name] = f"{count:,.0f} of {total:,.0f} validation examples are also training examples."
     yield from _join_groups(statements.items())
 
 

@@ -26,7 +26,7 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
     lines: list[tuple[str, int | None, TableCell | None]] = []
     for table in report.results:
         lines += [(shorten(table.section, _NAME), None, None)] * (len(report.results) > 1)
-        of_table = [(name, row.group, cell) for name, (of, row, cell) in zip(names, drawn, strict=True) if of is table]
+        of_table = [(name, row.group, cell) for name, (source, row, cell) in zip(names, drawn, strict=True) if source is table]
         lines += [(f"{name} {cell.mark}".strip(), group, cell) for name, group, cell in of_table]
     figure = Figure(figsize=(width, 0.6 + _ROW * len(lines)), layout="constrained")
     axes = figure.subplots()

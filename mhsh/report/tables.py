@@ -239,8 +239,8 @@ def measures_table(section: ReportSection) -> Table | None:
     columns += [Column(f"{what} to equal loss", numeric=True) for what in ("FLOPs", "device time")]
     rows = []
     for place, values in enumerate(comparison.values):
-        shown = [values.metrics.get(name, {}) for name in names]
-        cells = [_estimate_cell(estimate_finite(each.values()), _format_short) for each in shown]
+        metrics = [values.metrics.get(name, {}) for name in names]
+        cells = [_estimate_cell(estimate_finite(each.values()), _format_short) for each in metrics]
         cells += [_ratio_cell(comparison.findings[place], axis) for axis in ("flops", "seconds")]
         rows.append(Row((section.groups[place].name, *cells), group=section.first_group + place))
     table = Table(f"{section.prefix}Other measures, not tested", tuple(columns), tuple(rows)).drop_empty_columns()

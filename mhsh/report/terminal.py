@@ -81,11 +81,11 @@ def _width(table: Table, console: Console) -> int:
 
 
 def _draw(table: Table) -> rich.table.Table:
-    drawn = rich.table.Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    grid = rich.table.Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for column in table.columns:
         # Headings of several lines keep the columns of numbers narrow.
         heading = sanitize(column.name).replace(" loss", "\nloss").replace(" to ", "\nto ").replace(" (", "\n(")
-        drawn.add_column(Text(heading), no_wrap=True, justify="right" if column.numeric else "left")
+        grid.add_column(Text(heading), no_wrap=True, justify="right" if column.numeric else "left")
     for row in table.rows:
-        drawn.add_row(*(Text(sanitize(cell.words)) for cell in row.full_cells))
-    return drawn
+        grid.add_row(*(Text(sanitize(cell.words)) for cell in row.full_cells))
+    return grid

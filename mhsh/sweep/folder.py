@@ -144,10 +144,10 @@ class SweepFolder:
         except OSError as error:
             raise UserError(f"cannot make the sweep's folder {self.path}: {error.strerror}; choose another --workdir") from error
         with self._guard_plan() as write:
-            held = self.read_plan() if self.has_plan() else None
-            if held is not None:
-                self._check_holds_part_of(plan, held)
-            write(json.dumps(_plan_fields(plan, _extend_history(held, plan, command)), indent=1) + "\n")
+            existing = self.read_plan() if self.has_plan() else None
+            if existing is not None:
+                self._check_holds_part_of(plan, existing)
+            write(json.dumps(_plan_fields(plan, _extend_history(existing, plan, command)), indent=1) + "\n")
 
     def has_plan(self) -> bool:
         """Whether there is a plan."""
@@ -208,10 +208,10 @@ class SweepFolder:
         among them, without an end or a newer checkpoint.
         """
         end, step = self._end(name), self.run_folder(name).newest_checkpoint()
-        again = "begun" in end and end.get("checkpoint") == step
-        begun = end["begun"] + 1 if again else 1
-        self._write_end(name, {"begun": begun, "checkpoint": step})
-        return begun
+        is_repeated = "begun" in end and end.get("checkpoint") == step
+        tries = end["begun"] + 1 if is_repeated else 1
+        self._write_end(name, {"begun": tries, "checkpoint": step})
+        return tries
 
     def finish(self, name: str, exit_status: int, reason: str = "") -> None:
         """Notes, inside a claim, how the try ended."""
@@ -265,25 +265,25 @@ class SweepFolder:
         if self.has_plan():
             self._check_holds_part_of(plan, self.read_plan())
 
-    def _check_holds_part_of(self, plan: Plan, held: Plan) -> None:
-        wanted = {cell.name: cell.config for cell in plan.cells}
+    def _check_holds_part_of(self, plan: Plan, existing: Plan) -> None:
+        configs = {cell.name: cell.config for cell in plan.cells}
         # A margin that is given after the runs is none that was fixed beforehand.
-        if held.choosing not in (None, plan.choosing) or (held.margin, held.pooled) != (plan.margin, plan.pooled):
+        if existing.choosing not in (None, plan.choosing) or (existing.margin, existing.pooled) != (plan.margin, plan.pooled):
             raise UserError(
-                f"{self.path} was planned with {_flags(held) or 'no --margin'}, and how a sweep is judged is not changed "
+                f"{self.path} was planned with {_flags(existing) or 'no --margin'}, and how a sweep is judged is not changed "
                 "afterwards; give that, or choose another --workdir"
             )
-        for cell in held.cells:
-            if cell.name not in wanted:
-                axes = format_list([axis.name for axis in held.axes])
+        for cell in existing.cells:
+            if cell.name not in configs:
+                axes = format_list([axis.name for axis in existing.axes])
                 raise UserError(
                     f"{self.path} holds another sweep, whose cell {cell.name} is not in this one: its axes stay {axes}, and only "
                     "values are added; choose another --workdir, or name these axes with all of their values"
                 )
-            if wanted[cell.name] != cell.config:
+            if configs[cell.name] != cell.config:
                 raise UserError(
                     f"{self.path} holds a sweep of another config (cell {cell.name}: "
-                    f"{format_differences(cell.config, wanted[cell.name])}); choose another --workdir, or that config"
+                    f"{format_differences(cell.config, configs[cell.name])}); choose another --workdir, or that config"
                 )
 
 
@@ -320,12 +320,12 @@ def _read_cell(cell: _PlanCell, path: str, version: int) -> Cell:
     return Cell(cell.name, settings, from_record(cell.config, path), cell.cost)
 
 
-def _extend_history(held: Plan | None, plan: Plan, command: str) -> list[Addition]:
-    """The history of the plan, with what it adds to the one that is held."""
-    before = {axis.path: axis.values for axis in held.axes} if held else {}
+def _extend_history(existing: Plan | None, plan: Plan, command: str) -> list[Addition]:
+    """The history of the plan, with what it adds to the existing one."""
+    before = {axis.path: axis.values for axis in existing.axes} if existing else {}
     added = {axis.path: [value for value in axis.values if value not in before.get(axis.path, ())] for axis in plan.axes}
-    count = len(plan.cells) - len(held.cells if held else ())
-    history = list(held.history) if held else []
+    count = len(plan.cells) - len(existing.cells if existing else ())
+    history = list(existing.history) if existing else []
     if not count:
         return history
     values = {path: values for path, values in added.items() if values}

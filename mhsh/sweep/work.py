@@ -137,7 +137,7 @@ class Worker:
 
     def _try(self, claims: Sequence[_Claim]) -> int | None:
         """Trains the cells. Returns the number of the signal that stopped this worker."""
-        stop, begun = StopSignals(), time.monotonic()
+        stop, start = StopSignals(), time.monotonic()
         ready: dict[str, HeldRun] = {}
         for claim in claims:
             print(f"{claim.cell.name} ...", flush=True)
@@ -148,10 +148,10 @@ class Worker:
             except Unavailable:
                 raise
             except Exception as error:
-                self._note_end(claim.cell.name, error, stop, begun)
+                self._note_end(claim.cell.name, error, stop, start)
         try:
-            for held, error in self._train(list(ready.values()), stop) if ready else ():
-                self._note_end(held.folder.path.name, error, stop, begun)
+            for run, error in self._train(list(ready.values()), stop) if ready else ():
+                self._note_end(run.folder.path.name, error, stop, start)
         except LostRun as error:
             raise Unavailable(str(error)) from error
         return stop.signal
@@ -168,7 +168,7 @@ class Worker:
         run.begin(config)
         return config
 
-    def _note_end(self, name: str, error: Exception | None, stop: StopSignals, begun: float) -> None:
+    def _note_end(self, name: str, error: Exception | None, stop: StopSignals, start: float) -> None:
         """Notes how the try at a cell has ended. The worker goes on after an error of the cell."""
         reason = "" if error is None else str(error)
         if error is not None and not isinstance(error, UserError):
@@ -176,7 +176,7 @@ class Worker:
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self._folder.finish(name, 2 if reason else 128 + stop.signal if stop.signal else 0, reason)
         state = self._folder.outcome(name)
-        print(f"{name}: {state.kind}{state.reason and ', '}{state.reason} ({time.monotonic() - begun:.0f} s)", flush=True)
+        print(f"{name}: {state.kind}{state.reason and ', '}{state.reason} ({time.monotonic() - start:.0f} s)", flush=True)
         self._tries, self._trained = self._tries + 1, self._trained + (state.kind != FAILED)
         if self._tries == TRIES and not self._trained:
             raise UserError(f"the first {TRIES} cells have failed here, the last one of: {reason}; look at this machine")

@@ -87,8 +87,8 @@ def decide(
     more = bisect.bisect_left(range(MOST_SEEDS + 1), True, 1, key=is_decided)
     if more <= MOST_SEEDS:
         return Decision(words, margin, more)
-    alone = judge(difference, spread, tests=tests)
-    return Decision(words, margin, values=tuple(values((alone.high - alone.low) / 2)))
+    without_doubt = judge(difference, spread, tests=tests)
+    return Decision(words, margin, values=tuple(values((without_doubt.high - without_doubt.low) / 2)))
 
 
 def is_bounded(difference: Estimate, doubt: Doubt) -> bool:

@@ -208,15 +208,15 @@ def rank_sum(values: Sequence[float], baseline: Sequence[float]) -> float:
     """The two-sided p-value of Wilcoxon's exact rank test: is neither group above the other? Equal
     values have their mean rank, infinite ones the last, or the first.
     """
-    both = np.array([*values, *baseline])
-    twice = (2 * (both[:, None] > both).sum(axis=1) + (both[:, None] == both).sum(axis=1) + 1).tolist()  # each rank
+    pooled = np.array([*values, *baseline])
+    twice = (2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1) + 1).tolist()  # each rank
     count, total = len(values), sum(twice)
     ways = np.zeros((count + 1, total + 1))  # to choose so many of them with that sum
     ways[0, 0] = 1
     for rank in twice:
         ways[1:, rank:] += ways[:-1, :-rank].copy()
-    away = abs(np.arange(total + 1) - count * total / len(both))
-    return float(ways[count, away >= away[sum(twice[:count])] - 1e-9].sum() / ways[count].sum())
+    distance = abs(np.arange(total + 1) - count * total / len(pooled))
+    return float(ways[count, distance >= distance[sum(twice[:count])] - 1e-9].sum() / ways[count].sum())
 
 
 def _mean_and_error(values: Sequence[float], scale: float) -> tuple[float, float]:

@@ -180,10 +180,10 @@ def _judge_comparison(comparison: Comparison, tested: Sequence[tuple[int, Estima
         and dataclasses.replace(found, rank_p_value=None if found.rank_p_value is None else min(1.0, tests * found.rank_p_value))
         for found in comparison.findings
     ]
-    for (place, alone), spread in zip(tested, spreads([each for _, each in tested]), strict=True):
+    for (place, estimate), spread in zip(tested, spreads([each for _, each in tested]), strict=True):
         finding, doubt = findings[place], comparison.doubt(place)
         assert finding is not None
-        judged = judge(alone, spread, doubt, tests)
+        judged = judge(estimate, spread, doubt, tests)
         choices = [each.choice for each in (finding.group, comparison.experiment.groups[comparison.baseline]) if each.choice]
         decision = decide(
             judged, spread, doubt, tests, margin, lambda half_width, choices=tuple(choices): values_to_add(half_width, choices)

@@ -162,8 +162,8 @@ class Group:
     @property
     def runs_by_replicate(self) -> dict[Replicate, RecordedRun]:
         """The runs that were named and have logged something, by their seeds."""
-        named = {member.replicate: member.run for member in self.members if member.is_named}
-        return {replicate: run for replicate, run in named.items() if run is not None and run.has_logged}
+        runs = {member.replicate: member.run for member in self.members if member.is_named}
+        return {replicate: run for replicate, run in runs.items() if run is not None and run.has_logged}
 
     @property
     def trained_members(self) -> list[Member]:

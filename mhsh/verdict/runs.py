@@ -200,10 +200,10 @@ def _runs_in(folder: epath.Path) -> tuple[list[epath.Path], str]:
     runs, others = [], [folder]
     for _ in range(LEVELS):
         below = [path for other in others for path in paths_in(other) if is_dir(path)]
-        begun = [_is_run(path) for path in below]
-        runs += itertools.compress(below, begun)
+        are_runs = [_is_run(path) for path in below]
+        runs += itertools.compress(below, are_runs)
         # One with a config alone has not begun, and holds no other.
-        others = [path for path, is_run in zip(below, begun, strict=True) if not is_run and not exists(path / CONFIG_FILE)]
+        others = [path for path, is_run in zip(below, are_runs, strict=True) if not is_run and not exists(path / CONFIG_FILE)]
     if not runs:
         raise UserError(
             f"{folder} holds no run: no config.json is in it, and none beside a run.json, metrics.jsonl or checkpoint in the "

@@ -63,10 +63,10 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     means = table.mean(axis=1)
     best = int(means.argmin())
     octaves = np.log2(np.array(trained) / trained[best])
-    away = abs(np.arange(len(trained)) - best)
-    near = (away <= 1) | (abs(octaves) <= FIT_REACH + _RATE_ROUNDING)
+    distance = abs(np.arange(len(trained)) - best)
+    near = (distance <= 1) | (abs(octaves) <= FIT_REACH + _RATE_ROUNDING)
     if near.sum() < 3:  # the best is the first or last that trained
-        near = away <= 2
+        near = distance <= 2
     error = _noise(table[near], reporting) / math.sqrt(len(keys))  # of a mean loss
     rate, place = trained[best], rates.index(trained[best])
     at_edge = place in (0, len(rates) - 1)
@@ -75,14 +75,15 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
     between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
     nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to the best than to its neighbours
-    fits = [(near, between), (away <= 1, between)]
-    fits += [((away <= 2) & (np.arange(len(trained)) <= best), nearer), ((away <= 2) & (np.arange(len(trained)) >= best), nearer)]
+    fits = [(near, between), (distance <= 1, between)]
+    is_lower, is_higher = np.arange(len(trained)) <= best, np.arange(len(trained)) >= best
+    fits += [((distance <= 2) & is_lower, nearer), ((distance <= 2) & is_higher, nearer)]
     found = [_depth_below(octaves[rows], means[rows], at) for rows, at in fits if rows.sum() > 2]
     depths, slopes = [depth for depth, _ in found], [slope for _, slope in found]
-    hidden, apart = (max(depths) + min(depths)) / 2, (max(depths) - min(depths)) / 2
+    hidden_gain, half_range = (max(depths) + min(depths)) / 2, (max(depths) - min(depths)) / 2
     too_far = max(-between[0], between[-1]) > FIT_REACH + _RATE_ROUNDING
-    known = math.hypot(apart / math.sqrt(3), error * max(slopes))  # as if all between them were as likely
-    return Optimum(rate, float(means[best]), hidden, math.inf if at_edge or too_far else known, at_edge)
+    hidden_error = math.hypot(half_range / math.sqrt(3), error * max(slopes))  # as if all between them were as likely
+    return Optimum(rate, float(means[best]), hidden_gain, math.inf if at_edge or too_far else hidden_error, at_edge)
 
 
 def _depth_below(

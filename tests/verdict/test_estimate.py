@@ -135,7 +135,7 @@ def test_the_rule_is_the_one_that_was_simulated(tests: int) -> None:
     apart = np.random.default_rng(tests).exponential(size=(1, tests, 4)) * np.array([1, 1, 2, 3, 0.5])[:tests, None]
     found = [difference(keyed(*group), keyed(0.0, 1e-9, 0.0, 1e-9)) for group in apart[0]]
     judged = [judge(each, spread, tests=tests) for each, spread in zip(found, spreads(found), strict=True)]
-    assert [each.high - each.mean for each in judged] == pytest.approx(pages.taken(apart, 0.05 / tests)[0].tolist())
+    assert [each.high - each.mean for each in judged] == pytest.approx(pages.typical_spread_rule(apart, 0.05 / tests)[0].tolist())
 
 
 def test_unpaired_is_welch_with_the_freedom_of_the_smaller_group() -> None:
