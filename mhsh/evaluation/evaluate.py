@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,8 @@ def _means(batch_sums: Sequence[WeightedSums]) -> dict[str, float]:
         for name, each in sums.items():
             total, weight = totals.get(name, (0.0, 0.0))
             totals[name] = (total + float(each.sum), weight + float(each.weight))
-    return {name: total / weight for name, (total, weight) in totals.items()}
+    # A part may have no predictions, as of text that is all [UNK].
+    return {name: total / weight if weight else math.nan for name, (total, weight) in totals.items()}
 
 
 def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarray, "rows C"]) -> dict[str, float]:

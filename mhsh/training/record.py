@@ -82,13 +82,13 @@ class Log:
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         for tracker in self._trackers:
             tracker.on_step(step)
-        total = sums["target_loss"]
-        loss = float(total.sum) / float(total.weight) if total.weight else math.nan
+        means = {name: float(each.sum) / float(each.weight) if each.weight else math.nan for name, each in sums.items()}
+        loss = means["target_loss"]
         spikes = is_spike(self._before, loss)
         self._before.append(loss)
         if not (always or spikes or not is_finite or step % self._run.config.train.log_interval == 0):
             return
-        values = {name: float(total.sum) / float(total.weight) for name, total in sums.items() if name != "tokens"}
+        values = {name: mean for name, mean in means.items() if name != "tokens"}
         seconds = self._seconds_before + self._run.clock.training_seconds()
         row = self._row(step, "train", seconds, values) | {"batch": hex_digits(batch)}
         row |= {"spike": True} if spikes else {}
