@@ -147,6 +147,14 @@ def test_a_finished_run_is_left_alone(unbroken, corpus):
     assert (unbroken / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_died_after_its_last_checkpoint_is_finished_by_the_same_command(unbroken, corpus, tmp_path):
+    workdir = cut_back(unbroken, tmp_path / "run", step=36)
+    record = RunFolder(workdir).read_run()
+    RunFolder(workdir).write_run({name: value for name, value in record.items() if name != "outcome"})
+    assert mhsh_here("train", *CONFIG, corpus, f"--workdir={workdir}").returncode == 0
+    assert RunFolder(workdir).read_run() == RunFolder(unbroken).read_run()
+
+
 @pytest.mark.slow  # by default: tests/storage/test_run_folder.py opens the folder of an extended run
 def test_an_extended_run_is_one_of_that_length(corpus, tmp_path):
     arguments = ["train", *CONFIG, corpus, "--config.optimizer.schedule=constant"]
@@ -183,7 +191,7 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
     assert f"{workdir}: 1 rows of metrics.jsonl up to step 36 are lost; the curve has a gap there" in compared.stderr
     record.unlink()
     lost = mhsh_here(*arguments)
-    assert lost.returncode == 2 and f"{workdir} is finished, but run.json is missing" in lost.stderr
+    assert lost.returncode == 2 and f"{workdir} was trained to step 36, but run.json is missing" in lost.stderr
 
 
 def test_eval_gives_what_training_logged(unbroken, corpus, tmp_path):

@@ -146,6 +146,12 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
         if (point := branch_point(config.train.start_from)) is not None:
             branch(folder, config, *point)
+        newest = folder.newest_checkpoint()
+        if newest is not None and not folder.has_run_record() and folder.counters(newest) is not None:  # none: it is imported
+            raise UserError(
+                f"{folder.path} was trained to step {newest}, but run.json is missing, which says how; put it back from a copy, or "
+                "train again in another --workdir"
+            )
     wait_for_all("the folder")
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
@@ -252,7 +258,7 @@ def _train(ready: _ReadyRun, program: Program, place: int) -> Generator[HostBatc
         stopped_by = yield from _steps(run, log, record, program, place, start.step)
         with clock.phase("saving"):
             run.checkpoints.close()
-    record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(run))
+    record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(folder, run.corpus.unigram_entropy))
     for line in last_lines(folder, config) if jax.process_index() == 0 else ():
         display.note(line)
     return stopped_by
@@ -331,19 +337,21 @@ def _give_up(run: Run, record: RunRecord, step: int) -> None:
 
 
 def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
-    """Sends the rows of a finished run that the tracker lacks. Raises UserError where the run has
-    lost what `mhsh compare` reads.
+    """Ends a run that has its last checkpoint: says in run.json that it is
+    finished, where a process died before that, and sends what the tracker lacks. Raises UserError
+    where the run has lost what `mhsh compare` reads.
     """
-    if not folder.has_run_record():
-        raise UserError(
-            f"{folder.path} is finished, but run.json is missing; put it back from a copy, or train again in another --workdir"
-        )
     step = config.train.num_steps
     used = folder.counters(step)
     assert used is not None, "it was trained"
     cut = folder.cut_metrics(step, used.rows, accept_gap)
-    record = folder.read_run("lost_rows")
+    record, changes = folder.read_run("lost_rows", "data"), {}
     if cut.num_lost and str(step) not in record["lost_rows"]:
-        folder.write_run(record | {"lost_rows": record["lost_rows"] | {str(step): cut.num_lost}})
+        changes["lost_rows"] = record["lost_rows"] | {str(step): cut.num_lost}
+    if record.get("status") != FINISHED:
+        outcome = outcome_of(folder, record["data"].get("unigram_entropy"))
+        changes |= {"status": FINISHED, "outcome": outcome, "checkpoint": step}
+    if changes:
+        folder.write_run(record | changes)
     if config.train.tracker == "wandb":
         WandbRun(folder, print).close(failed=False)

@@ -21,7 +21,7 @@ from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flop
 from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
-from mhsh.storage.run_folder import Counters
+from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.verify import hex_digits
 from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
@@ -215,13 +215,15 @@ class RunRecord:
         folder.write_run(self._values | written | more)
 
 
-def outcome_of(run: Run) -> str:
-    """The outcome of a run that has ended without error, by the rules of storage/outcome.py."""
-    metrics = run.folder.read_metrics()
+def outcome_of(folder: RunFolder, entropy: float | None) -> str:
+    """The outcome of a run that has ended without error, by the rules of storage/outcome.py;
+    `entropy` is the unigram entropy of its training text.
+    """
+    metrics = folder.read_metrics()
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
     last = float(validation[-1]) if len(validation) else None
-    return plateau_outcome(smoothed_final_loss(losses), last, run.corpus.unigram_entropy)
+    return plateau_outcome(smoothed_final_loss(losses), last, entropy)
 
 
 def _extend_history(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
