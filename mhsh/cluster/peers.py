@@ -65,14 +65,17 @@ class Peers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """This process ends by itself. Where that is for an error, the others end with status 2."""
+        """This process ends by itself. Where that is for an error, the others end with status 2,
+        and with 75 where it is Unavailable.
+        """
         if _may_come_of_a_loss(error):
             time.sleep(_NEWS_SECONDS)
         self._watching = False
         failed = error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit))
+        word = b"unavailable\n" if isinstance(error, Unavailable) else b"failed\n" if failed else b"done\n"
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
-                connection.sendall(b"failed\n" if failed else b"done\n")
+                connection.sendall(word)
 
     def end_process(self, what: str, status: int = os.EX_TEMPFAIL) -> None:
         """Ends this process with `status`, and says what is lost."""
@@ -119,9 +122,13 @@ class Peers:
             self._end(0, line)
 
     def _end(self, index: int, word: str) -> None:
-        if word == "failed":
+        if word in ("failed", "unavailable"):
             time.sleep(_OWN_ERROR_SECONDS)  # this process may be about to say the same
+        if word == "failed":
             self.end_process(f"process {index} of this run has ended with an error; look at its log", status=2)
+        if word == "unavailable":
+            line = f"process {index} of this run has ended and can go on; look at its log; run the same command again on all"
+            self.end_process(line)
         self.end_process(
             f"process {index} of this run is lost; run the same command again on all, and it goes on from its last checkpoint"
         )

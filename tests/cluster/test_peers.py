@@ -13,7 +13,7 @@ import pytest
 
 from mhsh.cluster import peers as peers_module
 from mhsh.cluster.peers import Peers
-from mhsh.errors import UserError
+from mhsh.errors import Unavailable, UserError
 
 HOST = "127.0.0.1"
 
@@ -62,12 +62,17 @@ def member(store: Store, process: int) -> socket.socket:
     return connection
 
 
-def test_a_process_that_takes_leave_is_not_lost(run: tuple[Store, Peers, Said]) -> None:
+@pytest.mark.parametrize(
+    ("word", "what", "status"),
+    [("failed", "with an error; look at its log", 2), ("unavailable", "and can go on; look at its log; run the same", 75)],
+)
+def test_a_process_that_takes_leave_is_not_lost(run: tuple[Store, Peers, Said], word: str, what: str, status: int) -> None:
     store, _, said = run
     with member(store, 1) as one, member(store, 2) as two:
         one.sendall(b"done\n")
-        two.sendall(b"failed\n")
-    assert said.get(timeout=10) == ("process 2 of this run has ended with an error; look at its log", 2)
+        two.sendall(f"{word}\n".encode())
+    line, ends_with = said.get(timeout=10)
+    assert line.startswith(f"process 2 of this run has ended {what}") and ends_with == status
 
 
 @pytest.mark.parametrize("is_saving", [False, True])
@@ -89,13 +94,16 @@ def test_an_error_that_may_come_of_a_loss_waits_for_the_news(
         assert two.recv(100).startswith(b"1 ")
 
 
-def test_an_own_error_is_said_at_once(run: tuple[Store, Peers, Said]) -> None:
+@pytest.mark.parametrize(
+    ("error", "word"), [(UserError("a wrong field"), b"failed\n"), (Unavailable("no answer for 600 s"), b"unavailable\n")]
+)
+def test_an_own_error_is_said_at_once(run: tuple[Store, Peers, Said], error: Exception, word: bytes) -> None:
     store, peers, _ = run
     with member(store, 1) as one, member(store, 2):
         time.sleep(0.5)
         begun = time.monotonic()
-        peers.__exit__(UserError, UserError("a wrong field"), None)
-        assert one.recv(100) == b"failed\n" and time.monotonic() - begun < peers_module._NEWS_SECONDS
+        peers.__exit__(type(error), error, None)
+        assert one.recv(100) == word and time.monotonic() - begun < peers_module._NEWS_SECONDS
 
 
 @pytest.mark.parametrize("line", [b"guess 1\n", b"x" * 500, b"TOKEN 3\n", b"TOKEN one\n"])
