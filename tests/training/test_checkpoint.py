@@ -15,8 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
-from mhsh.errors import UserError
-from mhsh.training.checkpoints.checkpoint import Checkpoints, StoredCheckpoints
+from mhsh.errors import Unavailable, UserError
+from mhsh.training.checkpoints import checkpoint as module
+from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, StoredCheckpoints
 from mhsh.training.sharding import shardings_of
 from mhsh.training.state import TrainState
 from tests.conftest import ROOT
@@ -111,9 +112,40 @@ def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, t
         stored(tmp_path).restore(7, abstract_other)
 
 
-def test_old_steps_go_and_milestones_stay(make_config, tmp_path):
+@pytest.mark.parametrize(
+    ("cause", "kind", "said"),
+    [
+        (MemoryError("Unable to allocate 114. MiB"), UserError, "Unable to allocate 114. MiB.*, which is no damage"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"), UserError, "which is no damage"),
+        (ValueError("PERMISSION_DENIED: Error opening file [OS error 13: Permission denied]"), UserError, "which is no damage"),
+        (ValueError("UNAVAILABLE: HTTP response code: 503"), Unavailable, "response code: 503.*; run the same command again"),
+        (ValueError("DATA_LOSS: Error decoding chunk"), DamagedCheckpoint, "Error decoding chunk"),
+    ],
+)
+def test_a_read_that_fails_for_want_of_something_is_no_damage(tmp_path, monkeypatch, cause, kind, said):
+    """Orbax hides what TensorStore or jax have raised behind an Exception."""
+    state = TrainState({"kernel": jnp.zeros(3)}, {}, jnp.asarray(7, jnp.int32))
+    save(tmp_path, 7, state)
+    checkpoints = stored(tmp_path)
+    restore = checkpoints._manager.restore
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+
+    def failing(step, args):
+        if "params" in args:
+            raise Exception("Encountered error while reading array index") from cause
+        return restore(step, args=args)
+
+    monkeypatch.setattr(checkpoints._manager, "restore", failing)
+    with pytest.raises(kind, match=said) as raised:
+        checkpoints.restore(7, abstract)
+    assert type(raised.value) is kind
+
+
+def test_old_steps_go_and_milestones_stay(make_config, tmp_path, monkeypatch):
+    """Also in a process that asks what there is when process 0 has deleted it."""
     state, _ = fresh(make_config("bert", "2l8h"))
     checkpoints = Checkpoints(tmp_path, keep=2, keep_step=3)
+    monkeypatch.setattr(module, "committed_steps", lambda folder: [])
     for step in range(1, 8):
         checkpoints.save(step, state)
     checkpoints.close()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mhsh.errors import Unavailable
+from mhsh.errors import Unavailable, UserError
 from mhsh.storage import outage
 from mhsh.storage.run_folder import Counters
 from mhsh.training.checkpoints import verify
@@ -105,6 +105,17 @@ def test_a_read_that_fails_is_no_damage(folder, monkeypatch, code, reads):
     with pytest.raises(Unavailable, match="run the same command again"):
         find_damage(epath.Path(folder))
     outage.note_answer()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("reads", ["_listed_files", "_size_and_digest"])
+def test_a_file_that_this_process_may_not_open_is_no_damage(folder, monkeypatch, code, reads):
+    def failing(path):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(verify, reads, failing)
+    with pytest.raises(UserError, match=f"cannot be read here .*{os.strerror(code)}.*, which is no damage"):
+        find_damage(epath.Path(folder))
 
 
 def test_files_that_are_not_listed_do_no_harm(folder):

@@ -27,6 +27,7 @@ from mhsh.storage.outage import TRANSIENT
 from mhsh.storage.questions import exists, is_dir, is_file, names_in, paths_in
 from mhsh.storage.run_folder import Counters, committed_steps
 from mhsh.training.checkpoints.verify import (
+    OF_THIS_PROCESS,
     Manifest,
     checksums,
     compare_manifests,
@@ -34,6 +35,7 @@ from mhsh.training.checkpoints.verify import (
     flatten,
     hex_digits,
     manifest,
+    unreadable_here,
     write_file_manifest,
 )
 from mhsh.training.state import TrainState
@@ -47,6 +49,8 @@ _PASSES = re.compile(
     "|Input/output error|Stale file handle"
 )
 _FULL = re.compile("No space left on device|Disk quota exceeded")
+# What jax and TensorStore say where this process has too little memory, or may not open a file.
+_OWN = re.compile("RESOURCE_EXHAUSTED|Out of memory|Cannot allocate memory|Too many open files|Permission denied")
 
 # Orbax logs, with tracebacks, what it then raises, and warns of how it is used here.
 logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname)
@@ -161,14 +165,14 @@ class StoredCheckpoints:
                 path: {key: entry[key] for key in ("shape", "dtype", "checksum")} for path, entry in manifests[item].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            _raise_passing(error, f"the checkpoint {where} could not be read")
+            _raise_undamaged(error, where)
             raise DamagedCheckpoint(f"the checkpoint {where} has no readable manifest ({_first_line(error)})") from error
         compare_manifests(saved, manifest(wanted), where)
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))[item]
         except Exception as error:  # Orbax raises a bare Exception where a read fails
-            _raise_passing(error, f"the checkpoint {where} could not be read")
-            raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(error)})") from error
+            _raise_undamaged(error, where)
+            raise DamagedCheckpoint(f"the checkpoint {where} cannot be read ({_first_line(_causes(error)[-1])})") from error
         for path, sums in jax.device_get(checksums(restored)).items():
             if hex_digits(sums) != saved[path]["checksum"]:
                 raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {path} is not what was saved")
@@ -243,6 +247,9 @@ class Checkpoints(StoredCheckpoints):
         Orbax would delete as soon as it has renamed the new checkpoint. But its name, and the
         record that Orbax wrote just before, must be on the disk first. All else was flushed before
         the checkpoint was committed.
+
+        All processes must delete the same steps, as Orbax lets them meet at each. So they take
+        those that Orbax has in memory: one that asks late would not see what process 0 has deleted.
         """
         with self._name_failures():
             self._manager.wait_until_finished()
@@ -253,7 +260,7 @@ class Checkpoints(StoredCheckpoints):
             for path in filter(is_file, paths_in(committed)):
                 make_durable(path)
             make_name_durable(committed)
-        for step in self.steps()[self._keep :]:
+        for step in sorted(self._manager.all_steps(), reverse=True)[self._keep :]:
             if step != self._keep_step:
                 self._manager.delete(step)
 
@@ -288,12 +295,29 @@ class Checkpoints(StoredCheckpoints):
 
 def _raise_passing(error: Exception, what: str) -> None:
     """Raises the error of storage that does not answer, or not to this login, as a line."""
-    if isinstance(error, BucketRefusal):
-        raise error
-    fails = isinstance(error, Unavailable) or (isinstance(error, OSError) and error.errno in TRANSIENT)
-    if fails or (_PASSES.search(str(error)) and not _FULL.search(str(error))):
-        raise Unavailable(f"{what} ({_first_line(error)}); run the same command again") from error
+    for cause in _causes(error):
+        if isinstance(cause, BucketRefusal):
+            raise cause
+        fails = isinstance(cause, Unavailable) or (isinstance(cause, OSError) and cause.errno in TRANSIENT)
+        if fails or (_PASSES.search(str(cause)) and not _FULL.search(str(cause))):
+            raise Unavailable(f"{what} ({_first_line(cause)}); run the same command again") from error
 
 
-def _first_line(error: Exception) -> str:
+def _raise_undamaged(error: Exception, where: epath.Path) -> None:
+    """Raises an error that says nothing of the checkpoint: of storage, as `_raise_passing`, or of
+    this process, which has too little memory or may not open the files.
+    """
+    _raise_passing(error, f"the checkpoint {where} could not be read")
+    for cause in _causes(error):
+        is_own = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in OF_THIS_PROCESS)
+        if is_own or _OWN.search(str(cause)):
+            raise unreadable_here(where, _first_line(cause)) from error
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, then what it was made of: Orbax hides what TensorStore or jax have raised."""
+    return [error, *(_causes(error.__cause__) if error.__cause__ is not None else [])]
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:200] or type(error).__name__

@@ -12,6 +12,7 @@ Both are kept, as neither proves what the other does:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -34,6 +35,8 @@ from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
 FILE_MANIFEST = "files.json"
+# Errors of a file that is whole as far as is known.
+OF_THIS_PROCESS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _BLOCK_BYTES = 1 << 22
 
 # Odd multipliers, as in multiplicative hashing (Knuth, TAOCP 3, section 6.4). Multiplying by an odd
@@ -125,14 +128,16 @@ def find_damage(folder: epath.Path) -> str | None:
 
     Files that are not listed are ignored. Sizes are compared before anything is read. A listed name
     that leads out of `folder`, or to what is not a file, is damage: nothing of it is opened.
-    Raises UserError where a bucket is not for this login. Raises Unavailable where the storage does
-    not answer, which says nothing of the files.
+    Raises UserError where a bucket is not for this login, or this process may not open a file.
+    Raises Unavailable where the storage does not answer. Both say nothing of the files.
     """
     return _damage(folder) if is_remote(folder) else retry(lambda: _damage(folder), folder)
 
 
 def _damage(folder: epath.Path) -> str | None:
     name, unlisted = "", f"its list of files, {FILE_MANIFEST}, is missing or unreadable"
+    if not is_file(folder / FILE_MANIFEST):
+        return unlisted
     try:
         listed = _listed_files(folder / FILE_MANIFEST)
         for name, entry in listed.items():
@@ -151,6 +156,8 @@ def _damage(folder: epath.Path) -> str | None:
     except OSError as error:
         if error.errno in TRANSIENT and not is_remote(folder):
             raise
+        if error.errno in OF_THIS_PROCESS:
+            raise unreadable_here(folder, f"{name or FILE_MANIFEST}: {error.strerror}") from error
         return f"{name} cannot be read ({error.strerror or error})" if name else unlisted
     except (UserError, KeyError, TypeError, ValueError):
         if name:
@@ -159,10 +166,16 @@ def _damage(folder: epath.Path) -> str | None:
     return None
 
 
+def unreadable_here(folder: epath.Path, reason: str) -> UserError:
+    """The error where this process cannot read a checkpoint that may be whole."""
+    return UserError(
+        f"the checkpoint {folder} cannot be read here ({reason}), which is no damage, and nothing was changed: free some memory, "
+        "raise the limit (ulimit) or change the permissions, and run the same command again"
+    )
+
+
 def _listed_files(path: epath.Path) -> Manifest:
     """The entries of a files.json; raises where it is none."""
-    if not is_file(path):
-        raise ValueError("it is not a regular file")
     listed: Manifest = parse_object(read_small_file(path), str(path))
     for name, entry in listed.items():
         if set(entry) != {"bytes", "sha256"} or any(part in ("", ".", "..") for part in name.split("/")):
