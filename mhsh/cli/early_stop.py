@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ STOPPED = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: os.EX_TEMPFAIL}
 _SECONDS_TO_UNWIND, _SECONDS_TO_TRY_AGAIN = 0.8, 0.02
 
 _heard: int | None = None  # the signal that the handler of a command that unwinds was called with
+_tell: Callable[[int], None] | None = None  # called with the signal that ends training at once
 
 
 def end_at_once() -> None:
@@ -35,6 +37,12 @@ def unwind() -> None:
     """Lets these signals raise KeyboardInterrupt, except while somebody else handles them."""
     sys.unraisablehook = _raise_again
     _listen(_interrupt)
+
+
+def before_end(tell: Callable[[int], None]) -> None:
+    """From now on `tell` is called with a signal that ends training at once, before it does."""
+    global _tell  # noqa: PLW0603 (a process has one way to end)
+    _tell = tell
 
 
 def status() -> int | None:
@@ -102,7 +110,11 @@ def _wait(pipe: int) -> None:
         if number not in STOPPED:
             continue
         if signal.getsignal(number) is _leave_to_the_thread:
-            _end(number, b"Interrupted; nothing new was to be saved. Run the same command again.\n")
+            try:
+                if _tell is not None:
+                    _tell(number)
+            finally:
+                _end(number, b"Interrupted; nothing new was to be saved. Run the same command again.\n")
         elif signal.getsignal(number) is _interrupt:
             threading.Timer(_SECONDS_TO_UNWIND, _end_unless_heard, (number,)).start()
 

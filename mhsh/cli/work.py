@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from mhsh.cli.early_stop import report_stop
+from mhsh.cli.early_stop import before_end, report_stop
 from mhsh.cli.parser import Count
 from mhsh.cli.train import ALONE, Processes
 from mhsh.config.entries import entry_flags, named_entries
@@ -69,6 +69,7 @@ def run(sweep: Annotated[str, Parameter(name="SWEEP")], /, *, together: Count = 
         from mhsh.sweep.work import Worker
 
         worker = Worker(folder, CellSelection(folder), crew.train, together)
+        before_end(worker.note_stop)
         stopped_by = worker.work()
         status = report_stop(stopped_by) if stopped_by is not None else say_ended(folder, worker.ended)
         crew.dismiss(status)

@@ -21,6 +21,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import LostRun, is_remote
 from mhsh.storage.holder import InUse, Watch, describe_holder
+from mhsh.storage.outage import one_try
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder
@@ -54,6 +55,7 @@ class Worker:
         self._folder, self._select, self._train, self._together = folder, select, train, together
         self._watch = Watch()
         self._tries = self._trained = 0
+        self._begun: list[str] = []  # cells whose try has begun and not ended
         self.ended: dict[str, CellState] = {}
 
     def work(self) -> int | None:
@@ -89,6 +91,14 @@ class Worker:
                     print(f"{len(names)} cells are left, and others have them: {self._say_holder(names[0])}", flush=True)
                     print("waiting until they have ended, or one of them is free", flush=True)
                 time.sleep(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)] if names else 0)
+
+    def note_stop(self, number: int) -> None:
+        """Notes that a signal ends this process before its cells hear of it: they are none that it
+        died of. A storage that does not answer is not waited for.
+        """
+        with one_try():
+            for name in self._begun:
+                self._folder.finish(name, 128 + number)
 
     def _cells(self, plan: Plan) -> list[Cell]:
         cells = {cell.name: cell for cell in plan.cells}
@@ -159,6 +169,7 @@ class Worker:
     def _begin(self, claim: _Claim) -> Config:
         """Notes that a try begins. Returns the config that is trained."""
         cell, parent, run, _ = claim
+        self._begun.append(cell.name)
         if self._folder.begin(cell.name) > TRIES:
             raise UserError(f"{TRIES} workers have died of it at the same place; look at their logs")
         config = self._folder.run_config(cell, parent)
@@ -170,6 +181,7 @@ class Worker:
 
     def _note_end(self, name: str, error: Exception | None, stop: StopSignals, start: float) -> None:
         """Notes how the try at a cell has ended. The worker goes on after an error of the cell."""
+        self._begun.remove(name)
         reason = "" if error is None else str(error)
         if error is not None and not isinstance(error, UserError):
             traceback.print_exception(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from mhsh.storage.run_record import FINISHED
 from mhsh.sweep.folder import FAILED, SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment
 from tests.clusters import finish, start
-from tests.conftest import load_fields
+from tests.conftest import ROOT, load_fields
 from tests.runs import CONFIG
 from tests.sweeps import write_sweep
 from tests.test_buckets import use_here
@@ -35,6 +37,19 @@ def test_the_choosing_cells_come_first_and_then_the_others_at_the_values_chosen(
         reporting = [f"heads_per_layer-8_learning_rate-0.002_seed-{seed}" for seed in (1, 2)]
         assert needed(plan, list(ends)) == [*choosing, *reporting]
     assert capsys.readouterr().out.endswith(" admin: 0.002\n")
+
+
+def test_what_a_signal_ends_at_once_is_told_before():
+    lines = (
+        "import os, time",
+        "from mhsh.cli import early_stop",
+        "early_stop.before_end(lambda number: print('told', number, flush=True))",
+        "early_stop.end_at_once()",
+        "os.kill(os.getpid(), 15)",
+        "time.sleep(60)",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (75, "told 15\n")
 
 
 def test_a_sweep_in_a_bucket_is_read_as_one_on_a_disk_and_watched(tmp_path, bucket, monkeypatch):

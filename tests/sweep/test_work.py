@@ -179,6 +179,19 @@ def test_a_cell_that_workers_die_of_is_given_up(on_disk):
     assert "3 workers have died of it at the same place" in on_disk.state("seed-0").reason
 
 
+def test_a_cell_that_workers_are_stopped_in_before_its_first_step_is_not_given_up(on_disk):
+    def stopped(*_: Any) -> None:
+        each.note_stop(signal.SIGTERM)
+        raise SystemExit  # as the process ends
+
+    for _ in range(TRIES):
+        each = worker(on_disk, stopped)
+        with pytest.raises(SystemExit):
+            each.work()
+    assert worker(on_disk).work() is None
+    assert kinds(on_disk) == [FINISHED] * 5
+
+
 def test_a_signal_ends_the_worker_also_where_its_cell_had_just_ended(on_disk):
     def stopped(config: Any, run: Any, note: str, stop: Any) -> int:
         run.write_run({"status": "stopped"})
