@@ -33,7 +33,7 @@ from mhsh.config.recorded import WRITER, check_version, current_fields, current_
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.bucket import GuardedObject, LostObject, check_bucket, is_remote
+from mhsh.storage.bucket import BucketRefusal, GuardedObject, LostObject, check_bucket, is_remote
 from mhsh.storage.disk_lock import hold_lock
 from mhsh.storage.files import MissingFile, make_folder, parse_object, read_object, read_small_file, write_atomically
 from mhsh.storage.holder import describe_holder, is_held
@@ -229,7 +229,9 @@ class SweepFolder:
         return CellState(RUNNING, describe_holder(run)) if found.kind != FINISHED and is_held(run) else found
 
     def outcome(self, name: str) -> CellState:
-        """The state of the cell, whoever trains it now."""
+        """The state of the cell, whoever trains it now. Raises BucketRefusal where the bucket is
+        not for this login, which says nothing of the cell.
+        """
         folder = self.run_folder(name)
         try:
             record = folder.run_record()
@@ -238,6 +240,8 @@ class SweepFolder:
             if record.get("outcome") == DIVERGED:
                 return CellState(GAVE_UP)
             end = self._end(name)
+        except BucketRefusal:
+            raise
         except UserError as error:
             return CellState(FAILED, str(error))
         status = end.get("exit_status", 0)  # none while the try lasts

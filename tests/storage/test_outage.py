@@ -19,6 +19,7 @@ from mhsh.storage.bucket import BucketRefusal
 from mhsh.storage.files import make_folder, open_binary, read_object
 from mhsh.storage.questions import exists, is_dir, is_file, names_in
 from mhsh.storage.run_folder import COMMIT_MARK, RunFolder, committed_steps
+from mhsh.sweep.folder import SweepFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from tests.faulty_bucket import FaultyBucket
 
@@ -106,6 +107,13 @@ def test_a_refusal_while_a_file_is_read_is_said_once(faulty: FaultyBucket, run: 
     with pytest.raises(UserError, match="gcloud auth"), open_binary(f"{run}/run.json") as file:
         file.read()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_refusal_is_no_state_of_a_cell(faulty: FaultyBucket) -> None:
+    folder = SweepFolder("gs://runs/s")
+    faulty.decide = lambda number, method, path: 403
+    with pytest.raises(BucketRefusal, match="gcloud auth"):
+        folder.outcome("seed-0")
 
 
 def test_a_commit_mark_whose_answer_is_lost_is_written(faulty: FaultyBucket, run: str) -> None:
