@@ -115,6 +115,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_that_has_lost_its_checkpoints_is_refused_and_nothing_is_emptied(unbroken, corpus, tmp_path):
     run = shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
+    (run / "damaged_checkpoints" / "24").mkdir(parents=True)
+    (run / "damaged_checkpoints" / "24" / "files.json").write_text("{")
     before = contents(run)
     done = mhsh_here("train", *CONFIG, corpus, f"--workdir={run}")
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done
@@ -125,7 +127,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused_and_nothing_is_emptied(u
     aside = RunFolder(run).set_rows_aside()
     assert aside == RunFolder(run).path / "earlier" / "1"
     assert contents(Path(aside)) == {
-        name: content for name, content in before.items() if name.startswith(("metrics", "run.", "tens"))
+        name: content for name, content in before.items() if name.startswith(("metrics", "run.", "tens", "damaged"))
     }
     RunFolder(run).check_checkpoints()  # it may begin again
     assert RunFolder(run).set_rows_aside() is None

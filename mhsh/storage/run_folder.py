@@ -223,8 +223,9 @@ class RunFolder:
         )
 
     def set_rows_aside(self) -> epath.Path | None:
-        """Moves metrics.jsonl, run.json and the event files of a run without checkpoints into a
-        folder of their own, so that it begins again. Returns that folder; None: there is nothing.
+        """Moves metrics.jsonl, run.json, the event files and the damaged checkpoints of a run
+        without others into a folder of their own, so that it begins again. Returns that folder;
+        None: there is nothing.
         Raises UserError where it has checkpoints, from which it goes on.
         """
         newest = self.newest_checkpoint()
@@ -233,7 +234,7 @@ class RunFolder:
                 f"--fresh is for a run whose checkpoints are gone, and {self.path} has one of step {newest}; leave it out, or "
                 "choose another --workdir"
             )
-        names = [name for name in names_in(self.path) if name in (METRICS_FILE, RUN_FILE, "tensorboard")]
+        names = [name for name in names_in(self.path) if name in (METRICS_FILE, RUN_FILE, "tensorboard", self.damaged_path.name)]
         if not names:
             return None
         aside = self.path / "earlier" / str(len(names_in(self.path / "earlier")) + 1)
