@@ -287,7 +287,7 @@ def _pairing_sentences(comparison: Comparison, finding: Finding) -> Iterable[str
     base = comparison.experiment.groups[comparison.baseline]
     places = comparison.experiment.groups.index(finding.group), comparison.baseline
     ours, theirs = (
-        {member.replicate: member for member in group.trained_members if member.replicate in comparison.values[place].known}
+        {member.replicate: member for member in group.trained_members if member.replicate in comparison.values[place].finite_values}
         for place, group in zip(places, (finding.group, base), strict=True)
     )
     only = [(finding.group.name, [ours[each] for each in ours if each not in theirs])]
@@ -336,7 +336,7 @@ def _missing_sentences(comparison: Comparison) -> Iterable[str]:
     words = []
     for group, values in zip(groups, comparison.values, strict=True):
         states = Counter(member.state if member.is_named else "not named" for member in group.missing_members)
-        if unmeasured := len(values.final) - len(values.known):
+        if unmeasured := len(values.final) - len(values.finite_values):
             states[f"without {comparison.measure.name}"] = unmeasured
         if states and group.name not in unfinished:
             counts = format_list([f"{count} {what}" for what, count in states.items()])

@@ -104,8 +104,8 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
     def row(what: str, effect: Effect, value: Callable[[RecordedRun], Any]) -> Condition:
         return _condition(what, [[value(run) for run in group] for group in groups], effect)
 
-    def of_ended(what: str, value: Callable[[RecordedRun], Any]) -> Condition:
-        """Of a run that has not made all its steps nothing is known yet."""
+    def ended_row(what: str, value: Callable[[RecordedRun], Any]) -> Condition:
+        """A row on the runs that have made all their steps: of the others nothing is known yet."""
         known = [[value(run) for run in group if run.end == run.config.train.num_steps and not run.is_cut] for group in groups]
         return _condition(what, known, Effect.LOSS)
 
@@ -118,10 +118,10 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
     rows = [
         record("data", Effect.LOSS, "data", "fingerprint"),
         row("order of the data (batches at equal steps)", Effect.LOSS, _order_digest(runs)),
-        of_ended("validation batches", lambda run: ", ".join(run.validation_batches) or "none"),
+        ended_row("validation batches", lambda run: ", ".join(run.validation_batches) or "none"),
         row(_DATA_SEEDS, Effect.LOSS, lambda run: run.config.data.seed),
         *([] if SHAPE in treatment else [settings(SHAPE)]),
-        of_ended(_TOKENS, lambda run: _to_int(run.total("tokens"))),
+        ended_row(_TOKENS, lambda run: _to_int(run.total("tokens"))),
         record("unigram entropy of the data, nats per token", Effect.NONE, "data", "unigram_entropy"),
         *(
             record(

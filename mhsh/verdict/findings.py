@@ -212,7 +212,7 @@ def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:
     measure = comparison.measure
     group, other = (comparison.experiment.groups[each] for each in (place, comparison.baseline))
     fair = fairness(group, other, comparison.treatment, group.choice.over if group.choice else "")
-    ours, theirs = (comparison.values[each].known for each in (place, comparison.baseline))
+    ours, theirs = (comparison.values[each].finite_values for each in (place, comparison.baseline))
     judged = None
     if ours and theirs and one_unit:
         judged = judge(difference(ours, theirs), doubt=comparison.doubt(place))
@@ -316,7 +316,7 @@ def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
     finding = comparison.findings[place]
     if finding is None or finding.verdict == UNTRAINED:
         return {}
-    ours, theirs = (comparison.values[each].known for each in (place, comparison.baseline))
+    ours, theirs = (comparison.values[each].finite_values for each in (place, comparison.baseline))
     return {replicate: ours[replicate] - theirs[replicate] for replicate in ours if replicate in theirs}
 
 

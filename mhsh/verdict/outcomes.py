@@ -63,7 +63,7 @@ class Values:
     metrics: Mapping[str, Mapping[Replicate, float]]  # every other number of the last validation row
 
     @property
-    def known(self) -> dict[Replicate, float]:
+    def finite_values(self) -> dict[Replicate, float]:
         """The primary measure of the runs that have it after their last step."""
         return {replicate: value for replicate, value in self.final.items() if math.isfinite(value)}
 
