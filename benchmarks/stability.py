@@ -38,8 +38,8 @@ SEEDS = 3  # in common, below which no norms are set beside each other
 ALL_STEPS = 6  # the schema of run folders from which on every step is looked at for a spike
 
 
-class Trained(NamedTuple):
-    """What is counted of one run."""
+class RunCounts(NamedTuple):
+    """What is count_run of one run."""
 
     seed: int
     trained: bool
@@ -50,7 +50,7 @@ class Trained(NamedTuple):
     high: float  # the 99 % quantile
 
 
-Shapes = dict[str, dict[float, list[Trained]]]  # by the rate
+Shapes = dict[str, dict[float, list[RunCounts]]]  # by the rate
 
 
 def main() -> None:
@@ -58,19 +58,19 @@ def main() -> None:
     parser.add_argument("sweeps", nargs="+", type=Path)
     parser.add_argument("--losses", type=Path)
     options = parser.parse_args()
-    sweeps = {f"{sweep.name}, {scheme}": shapes for sweep in options.sweeps for scheme, shapes in by_scheme(sweep).items()}
+    sweeps = {f"{sweep.name}, {scheme}": shapes for sweep in options.sweeps for scheme, shapes in shapes_by_scheme(sweep).items()}
     print_head("sweep", "layers x heads", "highest rate that trains", "of", "failed", "losses seen", "spikes per 1,000")
     for name, steps in sweeps.items():
-        for shape, rates in pooled(steps).items():
+        for shape, rates in merge_lengths(steps).items():
             highest, most = highest_rate({rate: all(run.trained for run in runs) for rate, runs in rates.items()})
             runs = [run for runs in rates.values() for run in runs]
             seen, spikes = sum(run.steps for run in runs), sum(run.spikes for run in runs)
             failed = f"{sum(not run.trained for run in runs)} of {len(runs)}"
             failed += f" ({fallen} fell back)" if (fallen := sum(run.fell_back for run in runs)) else ""
-            print(f"| {name} | {shape} | {highest} | {most} | {failed} | {seen:,} | {of_a_thousand(spikes, seen)} |")
+            print(f"| {name} | {shape} | {highest} | {most} | {failed} | {seen:,} | {rate_per_thousand(spikes, seen)} |")
     print_head("sweep", "layers x heads", "trained", "of the first shape", "p, corrected")
     for sweep in options.sweeps:
-        print_shares(sweep.name, {scheme: pooled(steps) for scheme, steps in by_scheme(sweep).items()})
+        print_shares(sweep.name, {scheme: merge_lengths(steps) for scheme, steps in shapes_by_scheme(sweep).items()})
     print_head("sweep", "steps", "layers x heads", "rate", "seeds", "median norm", "99 %", "ratio of medians")
     for name, steps in sweeps.items():
         for length, shapes in sorted(steps.items()):
@@ -85,7 +85,7 @@ def print_head(*columns: str) -> None:
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
 
 
-def by_scheme(sweep: Path) -> dict[str, dict[int, Shapes]]:
+def shapes_by_scheme(sweep: Path) -> dict[str, dict[int, Shapes]]:
     """The runs of a sweep by scheme, steps, shape and rate, in the order of its plan."""
     runs = {run.path.name: run for run in load_runs([sweep]).runs}
     found: dict[str, dict[int, Shapes]] = {}
@@ -95,12 +95,12 @@ def by_scheme(sweep: Path) -> dict[str, dict[int, Shapes]]:
             model, kv = config.model, config.model.num_kv_heads
             shape = f"{model.num_layers}x{model.num_heads}" + (f", {kv} of keys" if kv else "")
             of_shape = found.setdefault(model.residual, {}).setdefault(config.train.num_steps, {}).setdefault(shape, {})
-            of_shape.setdefault(config.optimizer.learning_rate, []).append(counted(runs[cell.name]))
+            of_shape.setdefault(config.optimizer.learning_rate, []).append(count_run(runs[cell.name]))
     return found
 
 
-def counted(run: RecordedRun) -> Trained:
-    """What a run trained itself."""
+def count_run(run: RecordedRun) -> RunCounts:
+    """The counts of a run, from the step on at which it went on from another."""
     curve = run.curves["train"]
     after = run.recorded("branched_from", "step") or 0
     norms = curve.metrics["grad_norm"][SPIKE_ROWS:]
@@ -112,10 +112,10 @@ def counted(run: RecordedRun) -> Trained:
     left = (run.recorded_number("data", "unigram_entropy") or math.nan) - PLATEAU_MARGIN
     had_left = bool(len(curve) >= ROWS and np.min(np.convolve(curve.loss, np.full(ROWS, 1 / ROWS), "valid")) < left)
     trained = run.outcome == LEFT
-    return Trained(run.config.train.seed, trained, had_left and not trained, steps, spikes, float(norm), float(high))
+    return RunCounts(run.config.train.seed, trained, had_left and not trained, steps, spikes, float(norm), float(high))
 
 
-def pooled(steps: Mapping[int, Shapes]) -> Shapes:
+def merge_lengths(steps: Mapping[int, Shapes]) -> Shapes:
     """All lengths together."""
     found: Shapes = {}
     for shapes in steps.values():
@@ -131,7 +131,7 @@ def highest_rate(trained: Mapping[float, bool]) -> tuple[str, str]:
     return f"{highest:g}" if highest else "none", f"{max(trained):g}"
 
 
-def of_a_thousand(count: int, seen: int) -> str:
+def rate_per_thousand(count: int, seen: int) -> str:
     """A rate per 1,000 losses with its exact 95 % interval, counts being Poisson's."""
     low, high = chi2.ppf(0.025, 2 * count) / 2 if count else 0.0, chi2.ppf(0.975, 2 * count + 2) / 2
     return f"{1000 * count / seen:.1f} ({1000 * low / seen:.1f} to {1000 * high / seen:.1f})"

@@ -40,7 +40,7 @@ def unwind() -> None:
 
 
 def before_end(tell: Callable[[int], None]) -> None:
-    """From now on `tell` is called with a signal that ends training at once, before it does."""
+    """Has `tell` called with a signal that ends training at once, before it ends it."""
     global _tell  # noqa: PLW0603 (a process has one way to end)
     _tell = tell
 

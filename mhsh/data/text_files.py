@@ -176,7 +176,7 @@ def read_lines(path: epath.PathLike | None) -> list[str]:
 
 
 def limit_size(lines: Iterable[str], what: str) -> Iterator[str]:
-    """The same lines, for a reader that keeps them all. Raises UserError where they are too long
+    """Yields the lines, for a reader that keeps them all. Raises UserError where they are too long
     for that.
     """
     size = 0

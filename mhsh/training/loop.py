@@ -337,9 +337,9 @@ def _give_up(run: Run, record: RunRecord, step: int) -> None:
 
 
 def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
-    """Ends a run that has its last checkpoint: says in run.json that it is
-    finished, where a process died before that, and sends what the tracker lacks. Raises UserError
-    where the run has lost what `mhsh compare` reads.
+    """Ends a run that has its last checkpoint: says in run.json that it is finished, where a
+    process died before that, and sends the rows that the tracker lacks. Raises UserError where the
+    run has lost rows that `mhsh compare` reads.
     """
     step = config.train.num_steps
     used = folder.counters(step)
