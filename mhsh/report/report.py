@@ -231,10 +231,13 @@ class Report:
     @property
     def bounds(self) -> tuple[float, float]:
         """The lowest and the highest value that is drawn of the differences. Intervals are cut that
-        are over five times as far from zero as half of them.
+        are over five times as far from zero as half of them, but not before a difference that is
+        less than ten times as far.
         """
         ends = [value for cell in self.differences for value in (cell.value, cell.low, cell.high) if value is not None]
         most = 5 * statistics.median(map(abs, ends)) if ends else 0.0
         most = most or max(map(abs, ends), default=0.0) or 1.0
+        distances = [abs(cell.value or 0.0) for cell in self.differences]
+        most = max([most, *(each for each in distances if each < 2 * most)])
         shown = [0.0, *(max(-most, min(most, value)) for value in ends), *([self.margin, -self.margin] if self.margin else [])]
         return (min(shown), max(shown)) if len(set(shown)) > 1 else (-most, most)

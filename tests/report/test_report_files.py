@@ -106,6 +106,14 @@ def test_markdown_is_read_back_as_it_is(name: str, shown: str) -> None:
     assert page.count("<table>") == 4 and 'src="my%20report.svg"' in page  # a space would end its address
 
 
+@pytest.mark.parametrize(("far", "most"), [(0.3, 0.3), (0.1, 0.275), (0.6, 0.275)])
+def test_a_picture_of_differences_cuts_intervals_and_no_difference_that_is_near(far: float, most: float) -> None:
+    ends = [(0.05, 0.04, 0.06), (-0.05, -0.06, -0.04), (0.05, 0.04, 0.06), (far, far - 0.01, 2.0)]
+    rows = tuple(Row((f"{place}", TableCell("", value=mean, low=low, high=high))) for place, (mean, low, high) in enumerate(ends))
+    report = Report("", tables=(Table("", (Column("group"), Column("difference", forest=True)), rows),))
+    assert report.bounds == (-0.06, pytest.approx(most))
+
+
 def test_all_files_are_written_replaced_and_equal(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "sub" / "report.html"
     names = ["html", "json", "md", "csv"]

@@ -18,6 +18,7 @@ STAGES = {
     "trained_muon": ("Admin, Muon", "24x1 admin", ""),
     "trained": ("Admin, AdamW", "24x1 admin", "21"),
     "decoder": ("standard decoder, Muon", "24x1 pre_ln", ""),
+    "books": ("standard decoder on novels, Muon", "24x1 pre_ln", "6"),
 }
 IN_README = {("decoder", "20"), ("trained", "21"), ("multi30k_whole", "5")}
 
