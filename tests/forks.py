@@ -78,14 +78,13 @@ def _run(arguments: Sequence[str], variables: Mapping[str, str], outputs: Sequen
         sys.stdout.reconfigure(encoding="utf-8")
         from mhsh.cli import early_stop
         from mhsh.cli.main import main
-        from mhsh.cli.start import TRAINING
 
         try:
             if arguments[0] == "-c":
                 exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 (a program of the tests)
                 status = 0
             else:
-                early_stop.end_at_once() if arguments[0] in TRAINING else early_stop.unwind()
+                early_stop.end_at_once() if arguments[0] in early_stop.TRAINING else early_stop.unwind()
                 status = main(arguments)
         except BaseException:
             traceback.print_exc()

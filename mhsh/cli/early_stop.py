@@ -20,6 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+TRAINING = ("train", "work", "finetune", "quickstart")  # the commands that train
 # Exit statuses. 75 is EX_TEMPFAIL: the launchers start the same command again.
 STOPPED = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: os.EX_TEMPFAIL}
 _SECONDS_TO_UNWIND, _SECONDS_TO_TRY_AGAIN = 0.8, 0.02

@@ -104,17 +104,15 @@ def _describe_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[
 
 
 def _describe_sweep(path: epath.Path) -> Iterator[str]:
-    from mhsh.cli.work import sweep_arguments  # not above: it imports this module
-
     folder = SweepFolder(path)
     plan = folder.read_plan()
     states = Counter(folder.state(cell.name).kind for cell in plan.cells)
     swept = format_list([axis.name for axis in plan.axes])
     yield f"{path.name}: a sweep of {swept}, {len(plan.cells):,} runs: {format_list([f'{states[kind]} {kind}' for kind in states])}"
     if states.keys() - set(ENDED):
-        yield f"to go on: mhsh work {sweep_arguments(folder)}"
+        yield f"to go on: mhsh work {folder.arguments()}"
     if states.keys() - {WAITING}:
-        yield f"to compare what has run: mhsh compare {sweep_arguments(folder)}"
+        yield f"to compare what has run: mhsh compare {folder.arguments()}"
 
 
 def _describe_config(path: epath.Path) -> Iterator[str]:

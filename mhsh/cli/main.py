@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from mhsh import __version__
 from mhsh.cli import early_stop
-from mhsh.cli.start import TRAINING
 from mhsh.encoding import check_text
 from mhsh.errors import Unavailable, UserError, nearest
 from mhsh.text import sanitize
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # jax says so of the memory of a device, as a RuntimeError.
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        if arguments[0] in TRAINING or arguments[:2] == ["bench", "train"]:
+        if arguments[0] in early_stop.TRAINING or arguments[:2] == ["bench", "train"]:
             remedy = "raise train.accumulation_steps (of a begun run, too) or lower train.batch_size"
         else:
             remedy = f"ask for less at once (mhsh {arguments[0]} --help), or take a device with more memory"

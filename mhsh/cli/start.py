@@ -12,9 +12,8 @@ from mhsh.cli import early_stop
 
 VARIABLE = "GLIBC_TUNABLES"
 SETTING = "glibc.malloc.hugetlb=1"  # glibc 2.35 and newer: malloc asks for transparent huge pages; elsewhere it says nothing
-TRAINING = ("train", "work", "finetune", "quickstart")
 # These commands allocate a fresh gigabyte in every step.
-COMPUTING = (*TRAINING, "eval", "bench", "probe")
+COMPUTING = (*early_stop.TRAINING, "eval", "bench", "probe")
 
 # As wide as what they stand for, so that columns stay in line; any other is a question mark.
 _PLAIN = {"\u25b2": "^", "\u25bc": "v", "\u2020": "+", "\u2212": "-", "\u00d7": "x", "\u2026": "~", "\u2260": "#"}
@@ -29,7 +28,7 @@ def start() -> int:
     status = _run(command)
     # Python gives handlers back at its end, and a signal would then change the status.
     early_stop.ignore()
-    if status and (command in TRAINING or early_stop.status() is not None):
+    if status and (command in early_stop.TRAINING or early_stop.status() is not None):
         # Python's own end would wait for the other processes of a run, which are gone, and destroys
         # what threads of XLA still use.
         sys.stdout.flush()
@@ -39,7 +38,7 @@ def start() -> int:
 
 def _run(command: str) -> int:
     try:
-        if command in TRAINING:
+        if command in early_stop.TRAINING:
             early_stop.end_at_once()
         else:
             early_stop.unwind()  # here, as a signal may have come already

@@ -19,7 +19,7 @@ from mhsh import text
 from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.cli.early_stop import report_stop
 from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
-from mhsh.cli.work import CellSelection, sweep_arguments
+from mhsh.cli.work import CellSelection
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
@@ -132,7 +132,7 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
             break
         plan, command, retry = refined, "--refine", False
     if not workers[0]:
-        print(f"next: mhsh work {sweep_arguments(folder)}, on as many machines as you like")
+        print(f"next: mhsh work {folder.arguments()}, on as many machines as you like")
         return 0
     _write_report(folder)
     return report_stop(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
@@ -236,7 +236,7 @@ def _exit_status(folder: SweepFolder, progress: _Progress) -> int:
     if progress.cells_left:
         print(f"{len(progress.cells_left)} cells have not ended; run the same command again")
         return os.EX_TEMPFAIL
-    print(f"next: mhsh compare {sweep_arguments(folder)} --baseline=GROUP, --measure or --by (mhsh compare --help)")
+    print(f"next: mhsh compare {folder.arguments()} --baseline=GROUP, --measure or --by (mhsh compare --help)")
     return 0
 
 

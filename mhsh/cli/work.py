@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 import json
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from cyclopts import Parameter
 from mhsh.cli.early_stop import before_end, report_stop
 from mhsh.cli.parser import Count
 from mhsh.cli.train import ALONE, Processes
-from mhsh.config.entries import entry_flags, named_entries
+from mhsh.config.entries import named_entries
 from mhsh.config.recorded import from_record, to_record
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.run_folder import RunFolder
@@ -184,21 +183,13 @@ def _add_parents(plan: Plan, names: Sequence[str]) -> list[str]:
     return list(needed)
 
 
-def sweep_arguments(folder: SweepFolder) -> str:
-    """The arguments that name the sweep in another command, with the files of users' entries that
-    it needs.
-    """
-    files = entry_flags([entry for cell in folder.read_plan().cells for entry in named_entries(cell.config)])
-    return f"{shlex.quote(str(folder.path))}{files}"
-
-
 def say_ended(folder: SweepFolder, ended: Mapping[str, CellState]) -> int:
     """Says what has become of the cells. Returns the exit status."""
     kinds = Counter(state.kind for state in ended.values())
     print(f"All cells have ended: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
     if kinds[FAILED]:
         name, state = next((name, state) for name, state in ended.items() if state.kind == FAILED)
-        print(f"{name}: {state.reason}\nmhsh sweep --workdir={sweep_arguments(folder)} --retry tries failed cells again")
+        print(f"{name}: {state.reason}\nmhsh sweep --workdir={folder.arguments()} --retry tries failed cells again")
         return 2
-    print(f"next: mhsh compare {sweep_arguments(folder)}")
+    print(f"next: mhsh compare {folder.arguments()}")
     return 0

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -28,14 +29,15 @@ from etils import epath
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.fields import format_differences
 from mhsh.config.recorded import WRITER, check_version, current_fields, current_path, from_record, to_record
 from mhsh.config.resolve import decay_start
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.storage.bucket import BucketRefusal, GuardedObject, LostObject, check_bucket, is_remote
+from mhsh.storage.bucket import BucketRefusal, GuardedObject, LostObject, is_remote
 from mhsh.storage.disk_lock import hold_lock
-from mhsh.storage.files import MissingFile, make_folder, parse_object, read_object, read_small_file, write_atomically
+from mhsh.storage.files import MissingFile, expand_user, make_folder, parse_object, read_object, read_small_file, write_atomically
 from mhsh.storage.holder import describe_holder, is_held
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import exists, is_dir, paths_in
@@ -126,9 +128,15 @@ class SweepFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises UserError where `path` is in a bucket that cannot be reached."""
-        check_bucket(path)
-        self.path = epath.Path(path)
+        self.path = expand_user(path)
         self._plan: tuple[bytes, Plan] | None = None  # as it was read last
+
+    def arguments(self) -> str:
+        """The arguments that name the sweep in another command, with the files of users' entries
+        that it needs.
+        """
+        files = entry_flags([entry for cell in self.read_plan().cells for entry in named_entries(cell.config)])
+        return f"{shlex.quote(str(self.path))}{files}"
 
     def open_for(self, plan: Plan, command: str = "") -> None:
         """Makes the folder for `plan`, or opens it where it holds a part of that plan; writes the

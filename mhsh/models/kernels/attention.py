@@ -280,9 +280,7 @@ def _blocks_kernel(form: _Form, *refs: Any) -> None:
     shared, number = pl.program_id(1), pl.program_id(2)
 
     def score_gradients(queries: _Queries, keys: _Keys, head: Array) -> tuple[Array, Array, Array]:
-        """The gradient of the output, the weights that dropout keeps, and the gradient of the
-        scores.
-        """
+        """The gradient of the output, the weights that are kept, and the gradient of the scores."""
         rows = queries.rows
         log_sum, mean = (_load(ref.at[row.row, head, rows.block], rows.inside) for ref in (log_sums, means))
         d_out = gradient.load(form, row.row, head, rows)
@@ -325,9 +323,7 @@ def _blocks_kernel(form: _Form, *refs: Any) -> None:
 
 
 def _scores(form: _Form, queries: _Queries, keys: _Keys, axis: int) -> Array:
-    """The scores in units of log 2, as a GPU's own exponential is that of 2. `axis` is that of the
-    keys.
-    """
+    """The scores in units of log 2, as a GPU has the power of 2. `axis` is that of the keys."""
     rows, columns = queries.rows, keys.columns
     visible = _align(rows.segments, 1 - axis) == _align(jnp.where(columns.segments > 0, columns.segments, -1), axis)
     if form.causal:
