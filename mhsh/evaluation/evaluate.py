@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from mhsh.data.subword import SubwordTokenizer
 from mhsh.evaluation.glue import predicted_labels, score_glue
 from mhsh.evaluation.squad import find_answers, score_best_thresholds, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
-from mhsh.models.losses import WeightedSums
+from mhsh.models.losses import WeightedSums, weighted_mean
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch
 
@@ -58,8 +57,7 @@ def _means(batch_sums: Sequence[WeightedSums]) -> dict[str, float]:
         for name, each in sums.items():
             total, weight = totals.get(name, (0.0, 0.0))
             totals[name] = (total + float(each.sum), weight + float(each.weight))
-    # A part may have no predictions, as of text that is all [UNK].
-    return {name: total / weight if weight else math.nan for name, (total, weight) in totals.items()}
+    return {name: weighted_mean(*each) for name, each in totals.items()}
 
 
 def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarray, "rows C"]) -> dict[str, float]:

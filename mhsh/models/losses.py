@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -24,6 +25,13 @@ class WeightedSum(NamedTuple):
 
 
 WeightedSums = dict[str, WeightedSum]
+
+
+def weighted_mean(total: float, weight: float) -> float:
+    """The mean of numbers on the host; nan where nothing was weighed, as of text that is all
+    [UNK].
+    """
+    return total / weight if weight else math.nan
 
 
 def loss_weights(batch: Batch) -> dict[str, Float[Array, ""]]:

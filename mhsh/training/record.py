@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from mhsh.config.fields import all_fields, flatten
 from mhsh.errors import Unavailable
 from mhsh.models.admin import read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
+from mhsh.models.losses import weighted_mean
 from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
@@ -82,13 +82,12 @@ class Log:
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         for tracker in self._trackers:
             tracker.on_step(step)
-        means = {name: float(each.sum) / float(each.weight) if each.weight else math.nan for name, each in sums.items()}
-        loss = means["target_loss"]
+        loss = weighted_mean(*map(float, sums["target_loss"]))
         spikes = is_spike(self._before, loss)
         self._before.append(loss)
         if not (always or spikes or not is_finite or step % self._run.config.train.log_interval == 0):
             return
-        values = {name: mean for name, mean in means.items() if name != "tokens"}
+        values = {name: weighted_mean(*map(float, each)) for name, each in sums.items() if name != "tokens"}
         seconds = self._seconds_before + self._run.clock.training_seconds()
         row = self._row(step, "train", seconds, values) | {"batch": hex_digits(batch)}
         row |= {"spike": True} if spikes else {}

@@ -171,6 +171,11 @@ class Group:
         return [member for member in self.members if member.is_trained]
 
     @property
+    def trained_runs(self) -> list[RecordedRun]:
+        """The runs whose losses count."""
+        return [member.run for member in self.trained_members if member.run is not None]
+
+    @property
     def untrained_members(self) -> list[Member]:
         """The members that stayed on the plateau or diverged, whether they were named or not."""
         return [member for member in self.members if member.is_untrained]

@@ -108,7 +108,7 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
 
 
 def _trained_runs(experiment: Experiment) -> list[RecordedRun]:
-    return [member.run for group in experiment.groups for member in group.trained_members if member.run is not None]
+    return [run for group in experiment.groups for run in group.trained_runs]
 
 
 def _metrics(runs: Sequence[RecordedRun], split: str) -> list[str]:
