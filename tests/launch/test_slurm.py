@@ -128,9 +128,16 @@ def test_it_goes_back_into_the_queue_100_times(job: Callable, cluster: Path) -> 
     assert "requeue" not in (cluster / "slurm.log").read_text()
 
 
-@pytest.mark.parametrize(("name", "status", "requeued"), [("TERM", 75, True), ("INT", 130, False)])
-def test_a_signal_reaches_the_tasks_and_not_srun(job: Callable, cluster: Path, name: str, status: int, requeued: bool) -> None:
-    with job("train", MHSH_WAITS="1") as process:
+ARRAY = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "4"}  # 77 alone would be all of its tasks
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "requeued", "array", "named"), [("TERM", 75, True, ARRAY, "77_4"), ("INT", 130, False, {}, "77")]
+)
+def test_a_signal_reaches_the_tasks_and_not_srun(
+    job: Callable, cluster: Path, name: str, status: int, requeued: bool, array: dict[str, str], named: str
+) -> None:
+    with job("train", MHSH_WAITS="1", **array) as process:
         assert process.stdout.readline() == "ready\n"
         while not (cluster / "tasks").exists():
             time.sleep(0.02)
@@ -138,7 +145,7 @@ def test_a_signal_reaches_the_tasks_and_not_srun(job: Callable, cluster: Path, n
         assert process.stdout.read() == "saved\n"
         assert process.wait(30) == status
     notes = (cluster / "slurm.log").read_text().splitlines()[1:]
-    assert notes == [f"scancel --signal={name} 77"] + ["scontrol requeue 77"] * requeued
+    assert notes == [f"scancel --signal={name} {named}"] + [f"scontrol requeue {named}"] * requeued
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_a_signal_reaches_the_tasks_and_not_srun(job: Callable, cluster: Path, n
             "0,1,2,3,4,5,6,7",
         ),
         ({"SLURM_GPUS_ON_NODE": "1"}, [], "", "0"),
-        ({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}, [], "", "none"),
+        (ARRAY | {"SLURM_ARRAY_TASK_COUNT": "3"}, [], "", "none"),
         ({"SLURM_NTASKS": "16", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}, ["--distributed"], "", "none"),
     ],
 )
