@@ -288,9 +288,9 @@ class StreamedTask(Task[TokenizerT]):
                     f"{folder} was prepared with {name} = {prepared!r}, not {value!r}; set it to that, or prepare again into "
                     "another folder"
                 )
-        path = folder / self.vocab_file
-        tokenizer = self.read_tokenizer(path)
+        tokenizer = self.prepared_tokenizer(folder, train.meta, validation.meta)
         if saved_vocab is not None and self.read_tokenizer(saved_vocab).fingerprint != tokenizer.fingerprint:
+            path = folder / self.vocab_file
             raise UserError(f"{path} is not the vocabulary of the run, {saved_vocab}; put back the folder the run began with")
         parts = (tokenizer.fingerprint, train.fingerprint, validation.fingerprint)
         return Corpus(
@@ -302,3 +302,17 @@ class StreamedTask(Task[TokenizerT]):
             unigram_entropy=train.meta["unigram_entropy"],
             counts=train.meta["counts"],
         )
+
+    def prepared_tokenizer(self, folder: epath.PathLike, train: Mapping[str, Any], validation: Mapping[str, Any]) -> TokenizerT:
+        """The vocabulary of a prepared folder, whose indices have these `meta`. Raises UserError
+        where the three are not of one preparation, as after a copy over another folder.
+        """
+        folder = epath.Path(folder)
+        tokenizer = self.read_tokenizer(folder / self.vocab_file)
+        same_rows = all(validation.get(name) == value for name, value in train.items() if name != "unigram_entropy")
+        if not same_rows or train.get("tokenizer_fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
+            raise UserError(
+                f"{folder / (self.vocab_file if same_rows else VALIDATION)} is of another preparation than {folder / TRAIN}; copy "
+                "all of one again, or prepare into another folder"
+            )
+        return tokenizer

@@ -76,6 +76,7 @@ def prepare(task: StreamedTask[Any], out: Path, per_shard: int, run: RunChunks, 
             _check_source(out, task, read_index(out / TRAIN)["meta"]["source_fingerprint"])
             for split in SPLITS:
                 verify(out / split)
+            task.prepared_tokenizer(out, *(read_index(out / split)["meta"] for split in SPLITS))
         else:
             staged = _stage(out, task, per_shard, log)
             vocabulary = out / task.vocab_file

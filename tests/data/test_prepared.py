@@ -222,6 +222,18 @@ def test_the_vocabulary_is_that_of_the_rows(tmp_path, english_rows):
         load_corpus(config, tmp_path / "vocab.txt")
 
 
+@pytest.mark.parametrize("name", ["vocab.txt", "validation"])
+def test_parts_of_two_preparations_are_no_whole(tmp_path, english_source, english_rows, name):
+    """As of a copy over another folder that was interrupted."""
+    config = pretraining_config(source=english_source)
+    prepared(replace(config, model=replace(config.model, vocab_size=390), data=replace(config.data, seed=1)), tmp_path / "other")
+    shutil.copytree(english_rows, tmp_path / "out", ignore=shutil.ignore_patterns(name))
+    (shutil.copytree if name == "validation" else shutil.copy)(tmp_path / "other" / name, tmp_path / "out" / name)
+    for act in (lambda: load_corpus(with_rows(config, tmp_path / "out"), None), lambda: prepared(config, tmp_path / "out")):
+        with pytest.raises(UserError, match=rf"out/{name} is of another preparation than {tmp_path}/out/train; copy all of one"):
+            act()
+
+
 def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_rows):
     shutil.copytree(english_rows, tmp_path / "out")
     corpus = load_corpus(with_rows(pretraining_config(), tmp_path / "out"), None)
