@@ -19,6 +19,7 @@ from scipy import stats
 
 from mhsh.config.entries import variant as scheme_variant
 from mhsh.config.schema import ModelConfig
+from mhsh.errors import UserError
 from mhsh.models.admin import is_profiled, profile_omega, set_omega
 from mhsh.models.build import Model, build_model
 from mhsh.models.layers import normalize
@@ -58,13 +59,17 @@ def scheme_amplification(
     config: ModelConfig, scheme: str, depths: Sequence[int], batch: Batch, *, num_draws: int, note: Note
 ) -> dict[str, Any]:
     """`fresh_amplification` by a variant of a residual scheme on stacks of some depths, and its
-    growth with their number of sublayers, for JSON: what is not finite is None.
+    growth with their number of sublayers, for JSON: what is not finite is None. Raises UserError
+    where the layers are passed several times.
     """
+    if config.loops > 1:
+        raise UserError(f"model.loops = {config.loops}: depths count layers that are passed once; allowed with mhsh probe amplification: 1")
     variant, fields = scheme_variant(scheme)
     scales = plain_deviations(config, batch)
+    base_layers = config.base_layers or config.num_layers  # of completep, as where a shape is regrouped
     points, means = [], []
     for depth in depths:
-        model = replace(config, num_layers=depth, remat_policy="none", **fields)
+        model = replace(config, num_layers=depth, base_layers=base_layers, remat_policy="none", **fields)
         draws = fresh_amplification(model, batch, scales, num_draws=num_draws, noise=_NOISE, seed=_SEED)
         note(f"{scheme}, {depth} layers: {draws.mean():.3g}")
         means.append(draws.mean())
@@ -128,7 +133,7 @@ def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
     """The standard deviation of each parameter of the encoder's sublayers at a Post-LN start; 0 for
     parameters that start constant.
     """
-    plain = replace(config, residual="post_ln", num_layers=1)
+    plain = replace(config, residual="post_ln", num_layers=1, qk_norm=False)
     init = jax.jit(lambda: nn.unbox(build_model(plain).init(jax.random.key(0), batch, None))["params"]["encoder"]["layers"])
     layers = init()
     return {name: {kernel: float(jnp.std(leaf)) for kernel, leaf in layers[name].items()} for name in SUBLAYERS["encoder"]}

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import linregress, t
 
-from mhsh.probes.amplification import add_noise, fresh_amplification, growth, mean_interval, plain_deviations
+from mhsh.errors import UserError
+from mhsh.probes.amplification import add_noise, fresh_amplification, growth, mean_interval, plain_deviations, scheme_amplification
 
 SEGMENTS = [[1] * 8, [1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 
@@ -50,6 +51,16 @@ def test_closed_form_of_order_one_changes_less_than_post_ln_and_does_not_grow(ti
     admin = {depth: change(depth, residual="admin", admin_omega="closed_one") for depth in (4, 24)}
     post = {depth: change(depth, residual="post_ln") for depth in (4, 24)}
     assert admin[24] < 1.5 * admin[4] and post[24] > 3 * post[4] and post[24] > 10 * admin[24]
+
+
+def test_completep_was_tuned_at_the_depth_of_the_config(tiny, make_batch):
+    """So that its change falls as 1 / depth, where Pre-LN's grows."""
+    config, batch = tiny(num_layers=1, qk_norm=True), make_batch([[1] * 8])
+    found = scheme_amplification(config, "completep", (1, 4), batch, num_draws=1, note=lambda _: None)
+    first, deep = (point["mean"] for point in found["points"])
+    assert 0 < deep < first / 2
+    with pytest.raises(UserError, match=r"^model\.loops = 2: .* probe amplification: 1$"):
+        scheme_amplification(replace(config, loops=2), "post_ln", (1, 4), batch, num_draws=1, note=lambda _: None)
 
 
 @pytest.mark.slow
