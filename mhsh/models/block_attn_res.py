@@ -56,6 +56,12 @@ class BlockAttnRes(Residual):
         return _attend_blocks(config, stack, stream, "output_weights")
 
     @classmethod
+    def product_flops(cls, config: ModelConfig, stack: Stack) -> int:
+        blocks = -(-stack.num_sublayers // block_size(config, stack))
+        # Scores of blocks and stream, and the sum of blocks: for every sublayer, and at the end.
+        return 2 * (stack.num_sublayers + 1) * (2 * blocks + 1) * config.embed_dim
+
+    @classmethod
     def total(cls, stream: Stream) -> Float[Array, "B T D"]:
         return stream.carried.blocks.sum(axis=0) + stream.x
 

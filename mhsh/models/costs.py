@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from mhsh.config.entries import UPDATE_RULES
+from mhsh.config.entries import SCHEMES, UPDATE_RULES
 from mhsh.config.schema import Config, DataConfig, ModelConfig
 from mhsh.config.shapes import feed_forward_kernels
 from mhsh.models.build import boxed_parameters
-from mhsh.models.types import SUBLAYERS
+from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
 
 # Dense bf16 peak by jax's device_kind, FLOP/s, from the vendors' public data sheets. Where a kind
 # is absent, no MFU is shown.
@@ -41,12 +41,13 @@ class Flops(NamedTuple):
     attention_projections: int
     attention_scores: int
     feed_forward: int
+    residual: int  # of schemes that weigh several streams or blocks
     heads: int
 
     @property
     def layers(self) -> int:
         """The layers of all stacks, without embeddings and heads."""
-        return self.attention_projections + self.attention_scores + self.feed_forward
+        return self.total - self.heads
 
     @property
     def total(self) -> int:
@@ -66,10 +67,13 @@ def forward_flops(model: ModelConfig, length: int, predicted: int) -> Flops:
     # the sources twice.
     projections = encoder * source * 2 * (width + kv_width) + decoder * (target * 6 + source * 2) * width
     pairs = encoder * source * source + decoder * target * (target + source)
+    scheme, stacks = SCHEMES[model.residual].residual, [(encoder_stack(model), source)]
+    stacks += [(decoder_stack(model), target)] if decoder else []
     return Flops(
         attention_projections=projections * 2 * model.embed_dim,
         attention_scores=pairs * 2 * 2 * width,  # a query times a key, and the weighted value
         feed_forward=(encoder * source + decoder * target) * feed_forward_kernels(model) * 2 * model.embed_dim * model.mlp_dim,
+        residual=sum(scheme.product_flops(model, stack) * tokens for stack, tokens in stacks),
         heads=_head_flops(model, length, predicted),
     )
 

@@ -62,6 +62,12 @@ class MHCLite(Residual):
         del config, stack
         return stream.x.sum(axis=2)
 
+    @classmethod
+    def product_flops(cls, config: ModelConfig, stack: Stack) -> int:
+        n, d = config.residual_streams, config.embed_dim
+        weights = n * d * (2 * n + math.factorial(n)) + math.factorial(n) * n * n
+        return 2 * stack.num_sublayers * (weights + n * d + n * n * d)  # one stream is read, all are mixed
+
     @nn.compact
     def __call__(self, stream: Stream, sublayer: Sublayer) -> Stream:
         x = stream.x

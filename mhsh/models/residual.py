@@ -81,6 +81,12 @@ class Residual(nn.Module):
         return 1.0
 
     @classmethod
+    def product_flops(cls, config: ModelConfig, stack: Stack) -> int:
+        """FLOPs of the matrix products with which a token's stream is added up in a whole stack."""
+        del config, stack
+        return 0
+
+    @classmethod
     def layer_scales(cls, config: ModelConfig) -> tuple[float, float] | None:
         """The optimizer's factors on the layers' gradients and on their updates; None: none."""
         del config

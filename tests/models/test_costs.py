@@ -98,6 +98,7 @@ def counted_flops(config, rows=1):
         ("gpt", "6l4h", {"model.head": "untied"}),
         ("gpt", "12l2h_gqa", {"model.head_dim": 6, "model.qk_norm": True}),
         ("gpt", "6l4h", {"model.loops": 3}),
+        ("gpt", "6l4h", {"model.residual": "mhc_lite"}),
         ("gpt", "24l1h", {"model.mlp": "plain", "model.head": "bert", "model.bias": True}),
     ],
 )
@@ -155,7 +156,7 @@ def seq2seq_program_flops(model, source, target):
 
 
 @pytest.mark.parametrize(
-    ("heads_per_layer", "fields"), [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "pre_ln", "loops": 2})], ids=str
+    ("heads_per_layer", "fields"), [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "block_attn_res", "loops": 2})], ids=str
 )
 def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make_config, heads_per_layer, fields):
     model = regroup(transformer_base(make_config, **fields), heads_per_layer)
