@@ -46,7 +46,8 @@ class Remarks(Tracker):
             return
         was_spiking, self._is_spiking = self._is_spiking, "spike" in row or is_spike(self._before, loss)
         if self._is_spiking and not was_spiking:
-            self._note(f"step {step}: the training loss spikes from {format_loss(self._before[-1])} to {format_loss(loss)}")
+            before = f"from {format_loss(self._before[-1])} " if self._before else ""  # a spike may be the first row
+            self._note(f"step {step}: the training loss spikes {before}to {format_loss(loss)}")
         self._before.append(loss)
         self._last_tenth.append(loss)
         if not self._is_validated and len(self._last_tenth) == self._last_tenth.maxlen:

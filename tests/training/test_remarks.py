@@ -83,3 +83,12 @@ def test_a_spike_between_two_logged_steps_is_one_remark(make_config: MakeConfig)
     for step, loss, marks in rows:
         watching.on_row({"step": step, "split": "train", "loss": loss, **marks})
     assert said == ["step 21: the training loss spikes from 3.180 to 8.260"]
+
+
+def test_a_spike_may_be_the_first_row(make_config: MakeConfig) -> None:
+    """Of a run, or since it went on: the next logged step is far."""
+    said: list[str] = []
+    watching = Remarks(make_config("quickstart", "24l1h_admin", **{"train.log_interval": 100}), ENTROPY, said.append)
+    for step, loss in ((12, 8.26), (13, 6.75)):
+        watching.on_row({"step": step, "split": "train", "loss": loss, "spike": True})
+    assert said == ["step 12: the training loss spikes to 8.260"]
