@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from mhsh.bench.results import BenchResults
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench
-from mhsh.config.schema import Config, DataConfig, MeshConfig, TranslationDataConfig
+from mhsh.config.schema import Config, DataConfig, MeshConfig
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, forward
-from mhsh.models.costs import parameter_counts, row_flops, step_flops
+from mhsh.models.costs import parameter_counts, row_flops, row_tokens, step_flops
 from mhsh.models.types import Batch, Outputs
 from mhsh.text import whole_numbers
 from mhsh.training.mesh import first_device, make_mesh
@@ -206,7 +206,7 @@ def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
 
 def tokens(config: Config, rows: int) -> int:
     """The number of tokens in `rows` rows, counting both sides of a translation."""
-    return rows * config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
+    return rows * row_tokens(config)
 
 
 def candidate_fields(name: str, config: Config, devices: int, **facts: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import jax
 from flax import linen as nn
 
 from mhsh.config.entries import SCHEMES, UPDATE_RULES
-from mhsh.config.schema import Config, DataConfig, ModelConfig
+from mhsh.config.schema import Config, DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.config.shapes import feed_forward_kernels
 from mhsh.models.build import boxed_parameters
 from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
@@ -97,6 +97,11 @@ def row_flops(config: Config) -> Flops:
     return forward_flops(config.model, data.sequence_length, data.max_predictions if masked else data.sequence_length)
 
 
+def row_tokens(config: Config) -> int:
+    """Positions of one training row, counting both sides of a translation."""
+    return config.data.sequence_length * (2 if isinstance(config.data, TranslationDataConfig) else 1)
+
+
 def step_flops(config: Config) -> int:
     """FLOPs of one optimiser step over the global batch, without recomputation."""
     update = UPDATE_RULES[config.optimizer.name].flops(config)
@@ -107,7 +112,7 @@ class RunCost(NamedTuple):
     """The figures of one run of train.num_steps steps."""
 
     parameters: int  # all of them, omega included
-    tokens: int  # positions in its training rows, padding included
+    tokens: int  # positions in its training rows, padding included, of both sides in translation
     flops: int  # forward and backward, without recomputation and validation
 
 
@@ -116,7 +121,7 @@ def run_cost(config: Config) -> RunCost:
     steps = config.train.num_steps
     return RunCost(
         parameters=parameter_counts(config.model)["total"],
-        tokens=steps * config.train.batch_size * config.data.sequence_length,
+        tokens=steps * config.train.batch_size * row_tokens(config),
         flops=steps * step_flops(config),
     )
 

@@ -63,7 +63,9 @@ def scheme_amplification(
     where the layers are passed several times.
     """
     if config.loops > 1:
-        raise UserError(f"model.loops = {config.loops}: depths count layers that are passed once; allowed with mhsh probe amplification: 1")
+        raise UserError(
+            f"model.loops = {config.loops}: depths count layers that are passed once; allowed with mhsh probe amplification: 1"
+        )
     variant, fields = scheme_variant(scheme)
     scales = plain_deviations(config, batch)
     base_layers = config.base_layers or config.num_layers  # of completep, as where a shape is regrouped

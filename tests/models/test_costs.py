@@ -156,16 +156,21 @@ def seq2seq_program_flops(model, source, target):
 
 
 @pytest.mark.parametrize(
-    ("heads_per_layer", "fields"), [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "block_attn_res", "loops": 2})], ids=str
+    ("heads_per_layer", "fields"),
+    [(8, {}), (1, {"num_layers": 2, "head_dim": 5, "residual": "block_attn_res", "loops": 2})],
+    ids=str,
 )
 def test_forward_flops_of_an_encoder_and_a_decoder_are_those_of_the_program(make_config, heads_per_layer, fields):
     model = regroup(transformer_base(make_config, **fields), heads_per_layer)
     assert forward_flops(model, 7, 11).total == seq2seq_program_flops(model, 7, 11)
 
 
-def test_a_run_costs_its_steps(make_config):
-    config = make_config("quickstart", "24l1h_admin", **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
-    assert run_cost(config) == (parameter_counts(config.model)["total"], 7 * 3 * 128, 7 * step_flops(config))
+@pytest.mark.parametrize(("task", "variant", "sides"), [("quickstart", "24l1h_admin", 1), ("translation", "tiny", 2)])
+def test_a_run_costs_its_steps(make_config, task, variant, sides):
+    """Its tokens are of both sides, as those that a run logs."""
+    config = make_config(task, variant, **{"train.num_steps": 7, "train.batch_size": 3, "optimizer.warmup_steps": 0})
+    tokens = 7 * 3 * sides * config.data.sequence_length
+    assert run_cost(config) == (parameter_counts(config.model)["total"], tokens, 7 * step_flops(config))
 
 
 @pytest.mark.parametrize("heads", ["joined", "each"])
