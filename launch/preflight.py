@@ -26,7 +26,7 @@ from mhsh.training.plan import Devices, plan_run
 # docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e
 ACCELERATORS = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 
-EMBEDDED = ("stdlib", "numbers")  # sources that come with Python and mhsh
+EMBEDDED = ("stdlib", "numbers", "recall", "copying")  # kinds of source that come with Python and mhsh
 # Shipped configs whose recipe is meant for a real corpus.
 _FOR_A_CORPUS = ("bert", "translation")
 
@@ -74,7 +74,7 @@ def data_problems(config: Config) -> Iterator[str]:
         kind, _, rest = source.partition(":")
         if kind == "tfds":
             yield f"{field} = {source}: no worker has it; mhsh prepare it, copy that into a bucket: arrayrecord:gs://BUCKET/FOLDER"
-        elif source not in EMBEDDED:
+        elif kind not in EMBEDDED:
             paths[field] = rest or source
     for field, path in paths.items():
         if any(part and not part.startswith("gs://") for part in path.split(",")):

@@ -28,8 +28,10 @@ def test_other_types_are_refused(accelerator_type: str) -> None:
         chips_of(accelerator_type)
 
 
-def test_what_works_says_how_it_fits() -> None:
-    problems, fits = check("v6e-8", 2, [*TINY, "--config.model.remat_policy=none", "--config.train.batch_size=32"])
+@pytest.mark.parametrize("source", ["stdlib", "recall:2", "copying:8"])  # no files
+def test_what_works_says_how_it_fits(source: str) -> None:
+    given = [f"--config.data.source={source}", "--config.model.remat_policy=none", "--config.train.batch_size=32"]
+    problems, fits = check("v6e-8", 2, [*TINY[:3], *given])
     assert (problems, fits[:37]) == ([], "16 x TPU v6 lite, remat_policy none: ")
 
 
