@@ -22,7 +22,7 @@ import pytest
 
 from tests.buckets import bucket_variables
 from tests.conftest import ROOT
-from tests.launch.gcloud import Cloud
+from tests.launch.gcloud import Cloud, processes, send
 from tests.runs import CONFIG, rows_without_timings
 
 TYPE = "--accelerator-type=v4-16"  # two workers
@@ -240,6 +240,25 @@ def test_up_is_left_and_found_again(acted: Callable) -> None:
     assert (again.returncode, launcher.calls("scp")) == (75, 3), output
     assert "saved\nmhsh ended with exit status 75\n" in output, output
     assert launcher.run("stop")[1].count("nothing is running") == 2
+
+
+def test_the_others_wait_for_a_worker_that_is_told_to_end(acted: Callable) -> None:
+    """As by a restart of its VM alone: it starts again beside those that run, whichever it is."""
+    launcher = acted("wait wait 0")
+    process = launcher.start_and_wait()
+    homes = [launcher.home(worker) for worker in range(2)]
+    logs = [home / "mhsh-logs/run.log" for home in homes]
+    wait_for(lambda: logs[1].exists() and "ready" in logs[1].read_text())
+    send(homes[1], signal.SIGTERM)
+    wait_for((homes[1] / "mhsh-logs/run.status").exists)
+    [actor] = [each for each in processes(homes[0]) if b".venv/bin/mhsh\0" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    os.kill(actor, signal.SIGTERM)
+    wait_for(lambda: all(log.read_text().count("ready") == 2 for log in logs))
+    send(homes[0], signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, launcher.calls("create")) == (0, 1), output
+    assert logs[1].read_text().count("mhsh ended") == 1 and "something else is running" not in output
+    assert launcher.run("stop")[0] == 0
 
 
 def test_a_lost_connection_is_no_lost_slice(acted: Callable) -> None:
