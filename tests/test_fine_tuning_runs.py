@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from mhsh.cli.finetune import summarise
 from mhsh.storage.run_folder import RunFolder
 from tests.runs import mhsh_here
 
@@ -116,7 +118,8 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
 
 
 def test_the_rate_that_is_best_on_the_validation_data_is_chosen(pretrained, glue, tmp_path):
-    together = ["--seeds=0", "--rates=0.3,1e-9", f"--workdir={tmp_path / 'both'}"]
+    # The task may have the name of its folder, too.
+    together = ["--seeds=0", "--rates=0.3,1e-9", "--config.data.task=RTE", f"--workdir={tmp_path / 'both'}"]
     said = ran("finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT, *together)
     summary = json.loads((tmp_path / "both/summary.json").read_text())
     best, scores = summary["best"], summary["scores"]
@@ -126,6 +129,13 @@ def test_the_rate_that_is_best_on_the_validation_data_is_chosen(pretrained, glue
     figures = {name: {"by_seed": {"0": last[name]}, "mean": last[name], "deviation": None} for name in summary["figures"]}
     assert summary == {"started_from": str(pretrained), "figures": figures, "best": best, "scores": scores}
     assert scores[best] == last["accuracy"]
+
+
+@pytest.mark.parametrize("undefined", [math.nan, math.inf])
+def test_a_correlation_that_one_seed_has_not_is_no_number_of_all(undefined):
+    pearson = summarise({0: {"pearson": 0.5}, 1: {"pearson": undefined}})["pearson"]
+    assert math.isnan(pearson["deviation"]) and not math.isfinite(pearson["mean"])
+    assert pearson["by_seed"] == {"0": 0.5, "1": undefined}
 
 
 def test_questions_are_answered_by_a_model_that_starts_afresh(pretrained, tmp_path):

@@ -22,7 +22,7 @@ from mhsh.config.fields import parse_value
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
 from mhsh.configs import override
-from mhsh.data.glue import GLUE_TASKS
+from mhsh.data.glue import find_task
 from mhsh.errors import UserError
 from mhsh.storage.files import write_atomically
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
@@ -107,7 +107,7 @@ def _score(config: Config, summary: Mapping[str, Mapping[str, Any]]) -> float:
     best threshold for no answer.
     """
     if isinstance(config.data, ClassificationDataConfig):
-        return statistics.fmean(summary[name]["mean"] for name in GLUE_TASKS[config.data.task].metrics)
+        return statistics.fmean(summary[name]["mean"] for name in find_task(config.data.task).metrics)
     return summary.get("best_f1", summary["f1"])["mean"]
 
 
@@ -148,14 +148,14 @@ def merge_encoder(fields: Mapping[str, Any], model: ModelConfig, vocab_path: str
 
 
 def summarise(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """The mean, the standard deviation (None for a single seed) and the values by seed of every
-    figure.
+    """The mean, the standard deviation (None for a single seed, nan where a value is) and the
+    values by seed of every figure.
     """
     summary = {}
     for name in next(iter(figures.values())):
         by_seed = {str(seed): row[name] for seed, row in figures.items()}
         values = list(by_seed.values())
-        deviation = statistics.stdev(values) if len(values) > 1 else None
+        deviation = None if len(values) == 1 else statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
         summary[name] = {"mean": statistics.fmean(values), "deviation": deviation, "by_seed": by_seed}
     return summary
 
