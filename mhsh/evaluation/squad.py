@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -61,8 +62,10 @@ def find_answers(
         inside = slice(window.first, window.first + len(window.spans))
         nulls[window.question] = min(nulls[window.question], float(starts[0] + ends[0]))
         for first, last, score in _best_spans(window, starts[inside], ends[inside], num_best, max_answer_length):
-            text = context[window.spans[first, 0] : window.spans[last, 1]]
-            found[window.question].append(AnswerSpan(text, score))
+            stop = int(window.spans[last, 1])
+            while stop < len(context) and unicodedata.category(context[stop]) == "Mn":  # an accent that the tokenizer stripped
+                stop += 1
+            found[window.question].append(AnswerSpan(context[window.spans[first, 0] : stop], score))
     return [
         Answers(best := _distinct_answers(candidates, num_best), float(null - best[0].score) if best else np.inf)
         for candidates, null in zip(found, nulls, strict=True)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from mhsh.data.fine_tuning import Window
 from mhsh.data.squad import Answer, Question, SquadData, read_squad
+from mhsh.data.wordpiece import SPECIALS, WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.squad import exact_match, find_answers, normalize_answer, score_best_thresholds, score_squad, word_f1
 
@@ -225,6 +226,15 @@ def test_no_answer_is_given_where_it_scores_higher_by_more_than_the_threshold():
     assert first.text(0.0) == ""
     assert first.text(1000.0) == first.candidates[0].text
     assert len(first.candidates) == 5
+
+
+def test_an_accent_that_the_tokenizer_strips_is_of_the_answer():
+    context = "un cafe\u0301 noir"  # decomposed
+    [(_, spans)] = WordPieceTokenizer([*SPECIALS, "un", "cafe", "noir"], lowercase=True).encode_with_spans([context])
+    logits = np.zeros((1, 2, 6), np.float32)
+    logits[:, :, 4] = 1.0
+    question, window = Question("q", "?", context, (), True, "t"), Window(0, 3, spans, np.ones(3, bool))
+    assert find_answers([question], [window], logits)[0].text(None) == "cafe\u0301"
 
 
 def test_a_context_without_tokens_has_no_answer():
