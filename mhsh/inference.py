@@ -167,7 +167,7 @@ class LoadedModel:
         rows = len(batch["inputs"])
         lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
         lengths[: len(prompts)] = [len(ids) for ids in prompts]
-        limits[: len(prompts)] = np.minimum(max_tokens, limit - lengths[: len(prompts)])
+        limits[: len(prompts)] = np.minimum(min(max_tokens, limit), limit - lengths[: len(prompts)])
         batch = {"inputs": batch["inputs"], "lengths": lengths, "limits": limits, "row": np.arange(rows, dtype=np.int32)}
         allowed = np.zeros(vocabulary, bool)
         allowed[: tokenizer.vocab_size] = ~tokenizer.is_special

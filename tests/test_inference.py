@@ -155,7 +155,7 @@ def test_generation_is_greedy_at_zero_and_keeps_to_its_limits(causal):
     assert model.generate("The", max_tokens=4, temperature=0.0) == model.tokenizer.decode(text)
     long = model.generate(["The", "", "x" * 47], max_tokens=500, temperature=3.0, seed=5)
     assert [len(model.tokenizer.encode_batch([each])[0]) >= size for each, size in zip(long, (3, 0, 47), strict=True)] == [True] * 3
-    assert long == model.generate(["The", "", "x" * 47], max_tokens=500, temperature=3.0, seed=5)
+    assert long == model.generate(["The", "", "x" * 47], max_tokens=2**40, temperature=3.0, seed=5)
     assert long[0] == model.generate("The", max_tokens=500, temperature=3.0, seed=5)
     assert long[0] != model.generate("The", max_tokens=500, temperature=3.0, seed=6)
 
