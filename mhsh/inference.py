@@ -318,6 +318,8 @@ def load(run: epath.PathLike, *, step: int | None = None, average: int = 1, mesh
     """
     folder = RunFolder(run)
     config = replace_policy(folder.read_config(), "none")  # the weights are gathered once
+    if (objective := config.model.objective) not in _METHODS:
+        raise UserError(f"{folder.path} is a run of model.objective = {objective!r}, for a task's examples: see mhsh predict")
     tokenizer = load_tokenizer(folder, config)
     device_mesh = inference_mesh(config, mesh or {})
     model, params = load_for_inference(folder, config, step, average, device_mesh)

@@ -8,13 +8,13 @@ from mhsh.cli.parser import RunFolderArgument, StepFlag
 from mhsh.config.schema import ClassificationDataConfig, TranslationDataConfig
 from mhsh.config.shapes import shape_in_words
 from mhsh.data.glue import find_task
-from mhsh.data.wordpiece import ByteTokenizer, load_wordpiece
+from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.interop import bert_config, llama
 from mhsh.interop.bert_config import DATA, check_fields
 from mhsh.interop.model_card import CARD_FILE, model_card
 from mhsh.storage.files import check_new_folder, make_folder, new_folder
-from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = ("mhsh export runs/12l12h --out=exported", "mhsh export runs/12l12h --step=1000 --out=exported")
 
@@ -27,6 +27,7 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
       out: the new folder
       all_steps: write every checkpoint that is kept, each into OUT/STEP
     """
+    from mhsh.data.load import load_tokenizer
     from mhsh.interop.export_bert import check_exportable, export_bert
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference
@@ -42,7 +43,8 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
     assert not isinstance(data, TranslationDataConfig), "its objective is refused"
     tokenizers = ("wordpiece", "bytes") if is_decoder else ("wordpiece",)
     check_fields("data", data, {"tokenizer": tokenizers, **DATA}, "BERT, Llama or Qwen3")
-    tokenizer = ByteTokenizer() if data.tokenizer == "bytes" else load_wordpiece(run_folder.path / WORDPIECE_FILE, data.lowercase)
+    tokenizer = load_tokenizer(run_folder, config)
+    assert isinstance(tokenizer, Tokenizer)
     labels = find_task(data.task).label_names if isinstance(data, ClassificationDataConfig) else ()
     checkpoints = StoredCheckpoints(run_folder.checkpoints_path)
     steps = [checkpoints.existing_step(step)]
@@ -54,9 +56,10 @@ def run(folder: RunFolderArgument, /, *, out: str, step: StepFlag = None, all_st
             target = Path(unfinished, str(kept)) if all_steps else Path(unfinished)
             make_folder(target)
             _, params = load_for_inference(run_folder, config, kept, 1)
-            if isinstance(tokenizer, ByteTokenizer) or is_decoder:
+            if is_decoder:
                 plain, architecture = llama.export_llama(target, model, params, tokenizer), llama.architecture_of(model)
             else:
+                assert isinstance(tokenizer, WordPieceTokenizer)
                 plain = export_bert(target, model, params, tokenizer, lowercase=data.lowercase, labels=labels)
                 architecture = bert_config.architecture_of(plain)
             (target / CARD_FILE).write_text(model_card(run_folder, config, kept, architecture), encoding="utf-8")

@@ -18,11 +18,12 @@ from mhsh.data.glue import find_task, read_glue, write_submission
 from mhsh.data.squad import read_squad
 from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
+from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.glue import predicted_labels
 from mhsh.prompts import check_masks, check_values
 from mhsh.storage.files import check_new_file, write_new
-from mhsh.storage.run_folder import RunFolder, vocab_file
+from mhsh.storage.run_folder import RunFolder
 
 EXAMPLES = (
     "mhsh predict runs/cola/seed-0 --input=test.tsv --output=CoLA.tsv",
@@ -168,11 +169,12 @@ def _classify(
     folder: RunFolder, config: Config, data: ClassificationDataConfig, step: int | None, source: str, output: str
 ) -> None:
     from mhsh.data.fine_tuning import encode_examples
-    from mhsh.data.load import task_of
+    from mhsh.data.load import load_tokenizer
 
     task = find_task(data.task)
     examples = read_glue(task, source)
-    tokenizer = task_of(config).read_tokenizer(folder.path / vocab_file(config))
+    tokenizer = load_tokenizer(folder, config)
+    assert isinstance(tokenizer, WordPieceTokenizer)
     rows, _ = encode_examples(examples, tokenizer, config.model, data)
     labels = predicted_labels(task, _logits(folder, config, step, rows)).tolist()
     write_submission(task, output, [example.index for example in examples], labels)
@@ -188,13 +190,14 @@ def _answer(
     null_threshold: float | None,
 ) -> None:
     from mhsh.data.fine_tuning import encode_questions
-    from mhsh.data.load import task_of
+    from mhsh.data.load import load_tokenizer
     from mhsh.evaluation.squad import find_answers
 
     squad = read_squad(source)
     if null_threshold is not None and squad.version != "2.0":
         raise UserError(f"--null-threshold is for SQuAD 2.0, in which a question may have no answer; {source} is {squad.version}")
-    tokenizer = task_of(config).read_tokenizer(folder.path / vocab_file(config))
+    tokenizer = load_tokenizer(folder, config)
+    assert isinstance(tokenizer, WordPieceTokenizer)
     rows, windows = encode_questions(squad.questions, tokenizer, config.model, data)
     answers = find_answers(squad.questions, windows, _logits(folder, config, step, rows))
     threshold = null_threshold or 0.0 if squad.version == "2.0" else None

@@ -38,15 +38,10 @@ def load_corpus(config: Config, vocabulary: epath.PathLike | None) -> Corpus[Any
 
 
 def load_tokenizer(folder: RunFolder, config: Config) -> Tokenizer | SubwordTokenizer:
-    """The vocabulary of a run that was pre-trained or translates; its data is not read. Raises
-    UserError where it is another run, or its vocabulary is missing, damaged or of another run.
+    """The vocabulary of a run; its data is not read. Raises UserError where it has no checkpoint,
+    or its vocabulary is missing, damaged or of another run.
     """
-    task = task_of(config)
-    if not isinstance(task, PretrainingTask | TranslationTask):
-        raise UserError(
-            f"{folder.path} is a run of model.objective = {config.model.objective!r}, for a task's examples: see mhsh predict"
-        )
     vocabulary = folder.vocabulary(config)
     if vocabulary is None:
         raise UserError(f"{folder.checkpoints_path} holds no checkpoint; train the run first")
-    return task.read_tokenizer(vocabulary)
+    return task_of(config).read_tokenizer(vocabulary)

@@ -41,6 +41,9 @@ def test_a_trained_model_is_exported_with_what_was_done_to_it(capsys, fails, tmp
         for name in ("model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"):
             assert (out / name).read_bytes() == (expected / name).read_bytes()
     assert "holds no checkpoint of step 7" in fails("export", str(folder.path), f"--out={tmp_path / 'out'}", "--step=7")
+    folder.write_run({"vocabulary": "of another file"})
+    said = fails("export", str(folder.path), f"--out={tmp_path / 'out'}")
+    assert "vocab.txt is missing, or is not the vocabulary that the run began with" in said
     assert not (tmp_path / "out").exists()
 
 

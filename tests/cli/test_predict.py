@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -17,13 +18,17 @@ import jax
 import numpy as np
 import pytest
 
+from mhsh.cli.finetune import merge_encoder
 from mhsh.cli.predict import run
+from mhsh.config.resolve import from_dict
+from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.evaluation.translation import model_decoder, translate_lines
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.state import TrainState
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_fields
+from tests.data.small_fine_tuning import VOCAB, model_config
 from tests.evaluation.small_translation import MAX_POSITIONS, random_params, small_config, small_model, small_tokenizer
 
 STEPS = (4, 8)
@@ -120,3 +125,19 @@ def test_a_vocabulary_that_does_not_match(trained, tmp_path):
         change(copied / "tokenizer.json")
         with pytest.raises(UserError, match=r"tokenizer\.json is missing, or is not the vocabulary that the run began with"):
             run(str(copied), **options(input=written(tmp_path / "source", LINES)))
+
+
+QUESTION = {"id": "a", "question": "Red?", "answers": []}
+SQUAD = {"data": [{"title": "a", "paragraphs": [{"context": "Red.", "qas": [QUESTION]}]}]}
+
+
+@pytest.mark.parametrize(("config", "text"), [("glue:cola", "index\tsentence\n0\tRed.\n"), ("squad:v1", json.dumps(SQUAD))])
+def test_examples_are_not_read_by_another_vocabulary(tmp_path, config, text):
+    fields = merge_encoder(load_fields(*config.split(":")), model_config("mlm", max_positions=384), "vocab.txt", True)
+    fields["train"] = load_fields("bert", "2l8h")["train"] | fields["train"]
+    folder = RunFolder.open_for_training(tmp_path / "run", from_dict(fields))
+    WordPieceTokenizer(VOCAB, lowercase=True).save(folder.path / "vocab.txt")
+    folder.write_run({"vocabulary": "of another file"})
+    (tmp_path / "input").write_text(text)
+    with pytest.raises(UserError, match=r"vocab\.txt is missing, or is not the vocabulary that the run began with"):
+        run(str(folder.path), input=str(tmp_path / "input"), output=str(tmp_path / "out"))

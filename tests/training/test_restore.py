@@ -13,10 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from mhsh.config.schema import ClassificationDataConfig, Config
+from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
-from mhsh.training.checkpoints.restore import average, init_from_run, newest_steps
+from mhsh.training.checkpoints.restore import average, check_same_vocabulary, init_from_run, newest_steps
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
 from tests.training.batches import random_batch
@@ -178,3 +179,17 @@ def test_moments_of_another_optimizer_are_refused(pretrained):
     config = replace(config, optimizer=replace(config.optimizer, name="lamb"))
     with pytest.raises(UserError, match=r"has the moments of adamw; allowed with optimizer.name = 'lamb': False"):
         init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
+
+
+def test_a_run_whose_vocabulary_was_exchanged_starts_no_other(make_config, tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Text {number} is here. " * 20 for number in range(40)))
+    source = {"data.source": f"text:{tmp_path / 'text.txt'}", "train.start_from": str(tmp_path / "other")}
+    config = make_config("gpt", "6l4h", **source)
+    corpus = load_corpus(config, None)
+    folder = RunFolder.open_for_training(tmp_path / "other", config)
+    corpus.save_vocab(folder.path)
+    folder.write_run({"vocabulary": folder.vocabulary_hash(config)})
+    check_same_vocabulary(config, corpus)
+    folder.write_run({"vocabulary": "of another file"})
+    with pytest.raises(UserError, match="is not the vocabulary that the run began with"):
+        check_same_vocabulary(config, corpus)

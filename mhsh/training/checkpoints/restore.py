@@ -193,8 +193,11 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
 
 
 def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
-    """Raises UserError if the run of train.start_from has not the vocabulary of the data."""
+    """Raises UserError if the run of train.start_from has not the vocabulary of the data, or not
+    the one that it began with.
+    """
     other = RunFolder(config.train.start_from)
+    other.vocabulary(config)
     with tempfile.TemporaryDirectory() as folder:
         corpus.save_vocab(epath.Path(folder))
         here = RunFolder(folder).vocabulary_hash(config)
