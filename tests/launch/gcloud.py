@@ -47,7 +47,7 @@ class Cloud:
         self.folder = folder
 
     def knob(self, name: str) -> Path:
-        """A file by which a test says what goes wrong: down, failing, broken, cut, silent, full."""
+        """A file that says how often: down, failing, refusing, broken, cut, silent, full."""
         return self.folder / f"{name}.knob"
 
     def takes(self, name: str) -> bool:
@@ -118,6 +118,8 @@ def create(cloud: Cloud, name: str, options: argparse.Namespace) -> None:
     kind, cores = options.accelerator_type.split("-")
     hosts = max(1, int(cores) // (4 if kind.startswith(("v5l", "v6")) else 8))
     generation = sum(1 for _ in cloud.folder.glob("machine*"))
+    if generation and cloud.takes("refusing"):
+        error("RESOURCE_EXHAUSTED: quota limit has been reached")
     homes = [cloud.folder / f"machine{generation + index}" for index in range(hosts * len(nodes))]
     for index, home in enumerate(homes):
         home.mkdir()

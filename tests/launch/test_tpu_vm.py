@@ -280,13 +280,17 @@ def test_an_installation_that_fails_on_one_worker_is_tried_twice(acted: Callable
     assert not (launcher.home() / "mhsh-logs").exists()
 
 
-@pytest.mark.parametrize(("failing", "status"), [(2, 0), (3, 1)])
-def test_a_request_that_failed_is_made_again_but_not_for_ever(acted: Callable, failing: int, status: int) -> None:
+@pytest.mark.parametrize(("failing", "refusing", "status", "creates"), [(2, 0, 0, 3), (3, 0, 1, 3), (1, 1, 0, 3), (1, 3, 1, 4)])
+def test_a_request_that_failed_is_made_again_but_not_for_ever(
+    acted: Callable, failing: int, refusing: int, status: int, creates: int
+) -> None:
+    """Also where gcloud refuses at first, as while the quota of what was lost is not free."""
     launcher = acted("0")
     launcher.cloud.knob("failing").write_text(str(failing))
+    launcher.cloud.knob("refusing").write_text(str(refusing))
     ended, output = launcher.run(*UP)
-    assert (ended, launcher.calls("create")) == (status, 3), output
-    assert output.count("mine is lost (FAILED): deleted and asked for again") == 2
+    assert (ended, launcher.calls("create")) == (status, creates), output
+    assert output.count("mine is lost (FAILED): deleted and asked for again") == min(2, failing)
 
 
 def test_gcloud_that_fails_for_a_while_is_waited_for(acted: Callable) -> None:
