@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from mhsh.bench.results import BenchResults
-from mhsh.bench.steps import tokens
 from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench, cores
 from mhsh.config.schema import Config, DataConfig
 from mhsh.data.batches import prefetch
@@ -33,6 +32,7 @@ from mhsh.data.load import load_corpus
 from mhsh.data.packing import full_examples
 from mhsh.data.wordpiece import Tokenizer
 from mhsh.errors import UserError
+from mhsh.models.costs import row_tokens
 
 CHECKED_BATCHES = 20  # for the share of masked tokens
 # Examples that the collator gets over and over: more than any cache holds, few enough for lists.
@@ -136,7 +136,7 @@ def _candidate(name: str, make: Batches, config: Config, batches: int) -> Candid
         name=name,
         label="mhsh's pipeline" if is_mhsh else f"transformers' collator ({name})",
         run=run,
-        work=batches * tokens(config, config.train.batch_size),
+        work=batches * config.train.batch_size * row_tokens(config),
         baseline=None if is_mhsh else CONFIG,
         facts={"config": CONFIG, "devices": 1, "implementation": "mhsh" if is_mhsh else "transformers"},
     )

@@ -14,11 +14,11 @@ from torch import Tensor, nn  # pyrefly: ignore[missing-import]
 from torch.nn import functional  # pyrefly: ignore[missing-import]
 
 from benchmarks.bench import peers
-from mhsh.bench.steps import setting_config, synthetic_batch, tokens
+from mhsh.bench.steps import setting_config, synthetic_batch
 from mhsh.bench.timing import Candidate
 from mhsh.config.schema import Config, OptimizerConfig
 from mhsh.errors import UserError
-from mhsh.models.costs import row_flops, step_flops
+from mhsh.models.costs import row_flops, row_tokens, step_flops
 from mhsh.training.optimizer import learning_rate
 
 # Programs that dynamo compiles (one for each shape and depth) before it stops compiling.
@@ -40,7 +40,7 @@ def training_candidate(peer: str, name: str, config: Config) -> Candidate:
         label=peers.label(config, title, peer),
         run=trainer.run,
         check=trainer.check,
-        work=tokens(config, config.train.batch_size),
+        work=config.train.batch_size * row_tokens(config),
         baseline=name,
         facts=peers.facts(config, name, title) | {"flops": step_flops(config), "memory": memory},
     )
@@ -143,7 +143,7 @@ class TorchInference:
             label=peers.label(config, self._title, self._peer),
             run=run,
             check=check,
-            work=tokens(config, batch),
+            work=batch * row_tokens(config),
             baseline=self._name,
             facts=peers.facts(config, self._name, self._title)
             | {"flops": row_flops(config).total * batch, "memory": _peak(self._device, before, lambda: run(1))},

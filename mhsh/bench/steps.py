@@ -112,7 +112,7 @@ def training_candidate(name: str, config: Config, note: Note) -> Candidate:
     return Candidate(
         run=run,
         check=check,
-        work=tokens(config, config.train.batch_size),
+        work=config.train.batch_size * row_tokens(config),
         **candidate_fields(name, config, mesh.size, memory=memory(step), flops=step_flops(config)),
     )
 
@@ -143,7 +143,7 @@ class Inference:
         return Candidate(
             run=run,
             check=check,
-            work=tokens(config, batch),
+            work=batch * row_tokens(config),
             **candidate_fields(self._name, config, 1, memory=memory(step), flops=row_flops(config).total * batch),
         )
 
@@ -202,11 +202,6 @@ def synthetic_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
         classes = {"classification": model.num_classes, "span": length}.get(model.objective, model.vocab_size)
         batch["targets"] = generator.integers(classes, size=targets.shape, dtype=targets.dtype)
     return batch
-
-
-def tokens(config: Config, rows: int) -> int:
-    """The number of tokens in `rows` rows, counting both sides of a translation."""
-    return rows * row_tokens(config)
 
 
 def candidate_fields(name: str, config: Config, devices: int, **facts: Any) -> dict[str, Any]:
