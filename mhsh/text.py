@@ -170,6 +170,19 @@ def format_values(values: Sequence[Any]) -> list[str]:
     return short if len(set(short)) == len(set(full)) else full
 
 
+def to_json(value: Any, indent: int | None = None) -> str:
+    """The value in JSON. A number that is not finite, which JSON does not have, is null."""
+    return json.dumps(_finite_or_none(value), indent=indent, allow_nan=False)
+
+
+def _finite_or_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_or_none(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _format_full(value: Any) -> str:
     if value is None:
         return NOT_RECORDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.environment import code_hash
 from tests.conftest import ROOT
-from tests.runs import CONFIG, command, cut_back, mhsh_here
+from tests.runs import CONFIG, command, cut_back, mhsh, mhsh_here
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,13 @@ def test_a_run_that_went_on_with_other_code_has_both(unbroken, corpus, edited, t
     again = cut_back(resumed, tmp_path / "again")
     assert train(again, corpus)["code"] == {"0": code_hash()}
     assert "A fair comparison: nothing that matters differs" in verdict(tmp_path, unbroken, again)
+
+
+def test_a_spike_after_a_restart_is_one_over_the_rows_before_it(unbroken, corpus, tmp_path):
+    resumed = cut_back(unbroken, tmp_path / "resumed")
+    path = resumed / "metrics.jsonl"
+    low = [json.dumps(json.loads(line) | {"loss": 0.5}) + "\n" for line in path.read_text().splitlines()]
+    path.write_text("".join(low))  # next to which the losses of the steps to come are spikes
+    assert mhsh("train", *CONFIG, corpus, f"--workdir={resumed}").returncode == 0
+    spikes = [row["step"] for row in RunFolder(resumed).rows() if "spike" in row]
+    assert spikes[0] == 25 and not any("spike" in row for row in RunFolder(unbroken).rows())

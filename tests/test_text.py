@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from mhsh.text import (
@@ -16,6 +17,7 @@ from mhsh.text import (
     sanitize,
     shorten_all,
     timing,
+    to_json,
 )
 
 
@@ -95,3 +97,12 @@ def test_names_that_are_too_long_leave_out_what_all_have() -> None:
     ragged = ["24x1 admin, num_kv_heads 1, mlp_dim 208, loops 2", "24x1 admin, num_kv_heads 2, mlp_dim 208"]
     assert shorten_all(ragged, 34) == (["num_kv_heads 1, loops 2", "num_kv_heads 2"], "24x1 admin, mlp_dim 208")
     assert shorten_all(["a" * 9] * 2, 5) == (["aa…aa"] * 2, "")
+
+
+def test_json_has_null_where_a_number_is_not_finite() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    value = {"loss": math.nan, 2: [1.5, -math.inf, {"range": (math.inf, 3)}], "name": "a", "seen": True}
+    read = json.loads(to_json(value), parse_constant=refuse)
+    assert read == {"loss": None, "2": [1.5, None, {"range": [None, 3]}], "name": "a", "seen": True}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from mhsh.cli.parser import NO_CHANGES, RunChangesFlag, RunFolderArgument, StepFlag
 from mhsh.config.entries import UPDATE_RULES
 from mhsh.storage.run_folder import RunFolder
+from mhsh.text import to_json
 
 EXAMPLES = ("mhsh eval runs/3l4h", "mhsh eval runs/3l4h --step=500", "mhsh eval runs/3l4h --config.data.source='text:moved/*.txt'")
 
@@ -43,5 +42,5 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     values = validator(params).values
     if jax.process_index() == 0:
         figures = {name.removeprefix("target_"): value for name, value in values.items()}
-        print(json.dumps({"step": step, "batches": validator.num_batches, **figures}))
+        print(to_json({"step": step, "batches": validator.num_batches, **figures}))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import statistics
@@ -26,7 +25,7 @@ from mhsh.data.glue import find_task
 from mhsh.errors import UserError
 from mhsh.storage.files import write_atomically
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
-from mhsh.text import whole_numbers
+from mhsh.text import to_json, whole_numbers
 
 SUMMARY_FILE = "summary.json"
 
@@ -85,7 +84,7 @@ def run(
     if rates is not None:
         found |= {"best": best, "scores": scores}
         print("Best on the validation data:", best)
-    write_atomically(folder_of_runs / SUMMARY_FILE, json.dumps(found, indent=1) + "\n")
+    write_atomically(folder_of_runs / SUMMARY_FILE, to_json(found, indent=1) + "\n")
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
     named = shlex.quote(str(folder_of_runs / best / f"seed-{seed}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from rich.table import Column, Table
 from mhsh.cli.parser import ConfigsFlag, Count, Positive
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.text import timing, whole_numbers
+from mhsh.text import timing, to_json, whole_numbers
 
 GIB = 2**30
 
@@ -79,7 +78,7 @@ def run(
         for name, one in configs.items():
             plans[name]["compiled"] = measure(one, target, hbm_bytes)
     if as_json:
-        print(json.dumps({"configs": plans, "assumptions": ASSUMPTIONS}, indent=2))
+        print(to_json({"configs": plans, "assumptions": ASSUMPTIONS}, indent=2))
     else:
         _print(plans)
         if counts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from mhsh.report.markdown import to_markdown
 from mhsh.report.probes import picture, print_tables, tables
 from mhsh.storage.files import check_new_file, check_suffix, write_new
 from mhsh.storage.run_folder import RunFolder
-from mhsh.text import whole_numbers
+from mhsh.text import to_json, whole_numbers
 
 FORMAT = 1  # of the JSON
 PICTURES = (".png", ".svg")
@@ -112,7 +111,7 @@ def run(
 
 def _write(document: dict[str, Any], out: Path) -> None:
     """Writes the JSON, and the tables and pictures beside it, and prints the tables."""
-    write_new(out, json.dumps(document, indent=1) + "\n")
+    write_new(out, to_json(document, indent=1) + "\n")
     page, pictures, shown = out.with_suffix(".md"), [out.with_suffix(suffix) for suffix in PICTURES], tables(document)
     for path in pictures:
         write_bytes(path, picture(document, path.suffix[1:]))

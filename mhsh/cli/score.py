@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,6 +10,7 @@ from cyclopts import Parameter
 from mhsh.data.text_files import read_lines
 from mhsh.errors import UserError
 from mhsh.evaluation.bleu import compare_translations, score_translations
+from mhsh.text import to_json
 
 EXAMPLES = (
     "mhsh score --hypotheses=translated.txt --references=test.de",
@@ -48,12 +48,12 @@ def run(
     )
     scores = dataclasses.asdict(score_translations(systems[0], reference_lines, lowercase=lowercase))
     if not baseline:
-        print(json.dumps(scores))
+        print(to_json(scores))
         return 0
     compared = compare_translations(systems, baselines, reference_lines, lowercase=lowercase)
     signatures = {name: scores[name] for name in ("bleu_signature", "chrf_signature")}
     found = {name: dataclasses.asdict(paired) for name, paired in compared.items()}
-    print(json.dumps({"num_lines": len(reference_lines), "pairs": len(systems), **found, **signatures}))
+    print(to_json({"num_lines": len(reference_lines), "pairs": len(systems), **found, **signatures}))
     return 0
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import json
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from etils import epath
 from mhsh.errors import UserError
 from mhsh.storage.bucket import GuardedObject, bucket_objects, is_remote
 from mhsh.storage.files import open_binary, replace_atomically
+from mhsh.text import to_json
 
 _DECODER = msgspec.json.Decoder()  # three times as fast as json
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: thousands of nested brackets
@@ -50,8 +49,7 @@ class RowsFile:
         a bucket, rows of a call that has failed are given again, before those that are new. Raises
         UserError where another process has taken the run.
         """
-        finite = ({key: _finite_or_none(value) for key, value in row.items()} for row in rows)
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in finite)
+        lines = "".join(to_json(row) + "\n" for row in rows)
         if is_remote(self._path):
             with self._object.acquire() as bucket_object:
                 bucket_object.append(lines.encode())
@@ -172,9 +170,3 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 def _is_row(row: Any) -> bool:
     return type(row) is dict and type(row.get("step")) is int and type(row.get("split")) is str
-
-
-def _finite_or_none(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite_or_none(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

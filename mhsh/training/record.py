@@ -53,7 +53,8 @@ class Log:
         self._flushed = time.monotonic()
         self._trackers = trackers
         self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
-        self._before: deque[float] = deque(maxlen=SPIKE_ROWS)
+        logged = run.folder.read_metrics().series("train", "step", "loss")[1] if used.rows else np.empty(0)
+        self._before = deque(logged[-SPIKE_ROWS:].tolist(), maxlen=SPIKE_ROWS)
         self.skipped_in_a_row = 0
 
     def __enter__(self) -> Log:
