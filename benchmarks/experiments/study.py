@@ -135,7 +135,8 @@ def comparisons(workdir: Path) -> Iterator[tuple[str, CompareOptions]]:
         if len(there) > (len(named) > 1):  # one stage of several has nothing to stand beside
             is_tuned = all(CHOICE in STAGES[stage] for stage in there)
             chosen = {"over": "lr", "choosing_seeds": 2} if is_tuned else {}
-            yield part, CompareOptions([str(workdir / stage) for stage in there], **chosen)
+            by = ("heads_per_layer",) if any("scheme=" in STAGES[stage] for stage in there) else ()
+            yield part, CompareOptions([str(workdir / stage) for stage in there], by=by, **chosen)
 
 
 def publish(workdir: Path, published: Path) -> Iterator[Path]:

@@ -104,7 +104,7 @@ def _private_object(index: int) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"this jax has no {module}.{name}; install one that mhsh was tested with, jax>=0.10,<0.13") from error
+        raise RuntimeError(f"this jax has no {module}.{name}; install one that mhsh was tested with, jax>=0.10.1,<0.13") from error
 
 
 def main(address: str, count: str) -> None:

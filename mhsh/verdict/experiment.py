@@ -40,11 +40,12 @@ class Experiment:
         """How the value of every group was chosen; empty without --over."""
         return [group.choice for group in self.groups if group.choice]
 
-    def sections(self, by: Sequence[str] = ()) -> dict[tuple[str, ...], Experiment]:
+    def sections(self, by: Sequence[str] = (), tuned: Mapping[str, str] | None = None) -> dict[tuple[str, ...], Experiment]:
         """The parts of the experiment that are compared each by itself: each sweep if there are
         several; and with `by`, which names some of the axes, each setting of the other axes.
         Without `by`, each budget of a sweep of shapes and budgets. The keys say which part it is:
-        `("small", "budget 400")`.
+        `("small", "budget 400")`. `tuned` has the fields whose values a part keeps together, as the
+        best of them is taken there, by the paths of their sweeps.
 
         Raises:
           UserError: `by` names no axis.
@@ -63,7 +64,8 @@ class Experiment:
         parts: dict[tuple[str, ...], list[Group]] = {}
         for group in self.groups:
             words = [sweeps[group.sweep]] if len(sweeps) > 1 else []
-            others = {path: value for path, value in group.settings.items() if own_axes and path not in own_axes}
+            kept = {*own_axes, (tuned or {}).get(group.sweep)}
+            others = {path: value for path, value in group.settings.items() if own_axes and path not in kept}
             words += [f"{path.split('.')[-1]} {sanitize(str(value))}" for path, value in others.items() if path in varied]
             parts.setdefault(tuple(words), []).append(group)
         return {words: self._section(groups, renamed=bool(own_axes)) for words, groups in parts.items()} or {(): self}

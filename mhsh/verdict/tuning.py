@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from mhsh.config.fields import flatten, kind_of
 from mhsh.errors import UserError, closest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
-from mhsh.sweep.folder import Tuning
+from mhsh.sweep.folder import Plan, Tuning
 from mhsh.verdict.estimate import CONFIDENCE, Replicate
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.groups import Choice, Group, Member, Optimum, names_of
@@ -168,14 +168,16 @@ def tune_sections(
     Raises:
       UserError: as `tune`, of the section that it names; or `over` has one value in all of them.
     """
-    sections = experiment.sections(by)
-    tunings = {words: _tuning_of(section, by, over, choosing) for words, section in sections.items()}
-    tuned = [sections[words] for words, tuning in tunings.items() if tuning is not None]
+    tunings = {
+        sweep: _tuning_of(experiment.plans.get(sweep), by, over, choosing) for sweep in {group.sweep for group in experiment.groups}
+    }
+    fields = {sweep: field_of(tuning.over) for sweep, tuning in tunings.items() if tuning is not None}
+    sections = experiment.sections(by, fields)
     if over not in (None, UNTUNED):
-        _check_several(tuned, over, field_of(over))
+        _check_several(list(sections.values()), over, field_of(over))
     found = {}
     for words, section in sections.items():
-        tuning = tunings[words]
+        tuning = tunings[section.groups[0].sweep] if section.groups else None
         try:
             found[words] = section if tuning is None else _tune(section, field_of(tuning.over), tuning.seeds, measure)
         except UserError as error:
@@ -183,10 +185,9 @@ def tune_sections(
     return found
 
 
-def _tuning_of(section: Experiment, by: Sequence[str], over: str | None, choosing: int | None) -> Tuning | None:
-    """The tuning of a section by the flags, else by its sweep's plan; None: it is not tuned."""
-    plans = {plan.choosing if (plan := section.plans.get(group.sweep)) else None for group in section.groups}
-    planned = plans.pop() if len(plans) == 1 else None
+def _tuning_of(plan: Plan | None, by: Sequence[str], over: str | None, choosing: int | None) -> Tuning | None:
+    """The tuning of a sweep by the flags, else by its plan; None: it is not tuned."""
+    planned = plan.choosing if plan is not None else None
     path = field_of(planned.over) if planned else ""
     if over is None and any(SHORT_NAMES.get(name, name) in (path, path.split(".")[-1]) for name in by):
         return None  # its values are what is compared

@@ -64,7 +64,7 @@ def test_a_jax_without_a_private_name_is_named(monkeypatch, index: int) -> None:
     """Both are there in the jax that is tested; no other private name of jax is used."""
     module, name = PRIVATE[index]
     monkeypatch.delattr(importlib.import_module(module), name)
-    with pytest.raises(RuntimeError, match=rf"this jax has no {module}\.{name}; install one .*, jax>=0.10,<0.13"):
+    with pytest.raises(RuntimeError, match=rf"this jax has no {module}\.{name}; install one .*, jax>=0.10.1,<0.13"):
         _private_object(index)
 
 

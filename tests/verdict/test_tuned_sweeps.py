@@ -115,6 +115,21 @@ def test_a_sweep_is_judged_as_it_was_planned(tmp_path):
     assert [len(each.experiment.groups) for each in compared([sweep.path], by=["lr"])] == [4, 4]
 
 
+def test_shapes_at_their_own_rates_are_compared_once_for_each_scheme(tmp_path):
+    ends = {"admin": valley(0.004, 0.002, deep=0.3), "deepnorm": valley(0.002, 0.004, deep=-0.3)}
+    path = swept(
+        tmp_path / "s", ["scheme=admin,deepnorm", *RATES], lambda scheme, rate, heads, seed: ends[scheme](rate, heads, seed)
+    )
+    planned = SweepFolder(path)
+    planned.open_for(dataclasses.replace(planned.read_plan(), choosing=Tuning("lr", 2)))
+    for asked in ({}, {"over": "lr", "choosing": 2}):
+        found = compared([path], by=["heads_per_layer"], **asked)
+        assert [comparison.section for comparison in found] == [("scheme admin",), ("scheme deepnorm",)]
+        assert [[best_rate(group) for group in each.experiment.groups] for each in found] == [[0.004, 0.002], [0.002, 0.004]]
+        assert [verdicts(each) for each in found] == [[None, HIGHER], [None, LOWER]]
+    assert len(compared([path], by=["heads_per_layer"], over="none")) == 8
+
+
 def test_a_margin_and_pooling_are_as_planned(tmp_path):
     sweeps = [SweepFolder(heads(tmp_path / name, SHALLOW, DEEP)) for name in ("a", "b", "c")]
     plans = [dataclasses.replace(sweep.read_plan(), margin=0.02, pooled=True) for sweep in sweeps]
