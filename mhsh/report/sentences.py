@@ -185,7 +185,8 @@ def unbounded_reason(comparison: Comparison, place: int) -> str:
         return ""
     if math.isinf(comparison.doubt(place).error):
         return "parts of the validation loss are missing"
-    return "the values tried give none"
+    missing = [end for end, bound in (("lower", difference.low), ("upper", difference.high)) if not math.isfinite(bound)]
+    return f"the values tried give {'none' if len(missing) == 2 else f'no {missing[0]} bound'}"
 
 
 def _untrained_sentences(group: Group) -> Iterable[str]:
@@ -212,7 +213,7 @@ def change_words(change: Change) -> str:
     difference = change.estimate
     interval = (
         f" ({format_interval(difference.low, difference.high)})"
-        if difference.has_interval and math.isfinite(difference.high - difference.low)
+        if difference.has_interval and (math.isfinite(difference.low) or math.isfinite(difference.high))
         else ""
     )
     names = " and ".join(dict.fromkeys(change.groups))
@@ -383,6 +384,6 @@ def _interval_words(difference: Estimate) -> str:
         return f"{'one seed is' if difference.seeds == 1 else f'{difference.seeds} seeds are'}{_NOT_ENOUGH}"
     if not difference.has_interval:
         return f"{seeds}, no spread"
-    if not math.isfinite(difference.high - difference.low):
+    if not (math.isfinite(difference.low) or math.isfinite(difference.high)):
         return f"{seeds}; its interval has no bound"
     return f"95 % interval {format_interval(difference.low, difference.high)}, {seeds}"

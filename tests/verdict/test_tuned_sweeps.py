@@ -13,8 +13,9 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.build import build_report
-from mhsh.report.sentences import sentences, title
+from mhsh.report.sentences import sentences, title, unbounded_reason
 from mhsh.sweep.folder import SweepFolder, Tuning
+from mhsh.text import format_difference
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, Comparison, Page, compare, judge_page, margin_of
 from mhsh.verdict.groups import Group
@@ -64,6 +65,15 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_no_verdict_against_the_shape(tmp
     comparison = judge([rates(tmp_path / "s", loss)], over="lr")
     assert verdicts(comparison) == [None, LEVEL]
     assert any("at the edge of those tried" in sentence for sentence in sentences(comparison))
+    assert unbounded_reason(comparison, 1) == "the values tried give none" and "its interval has no bound" in title(comparison)
+
+
+def test_where_one_shape_is_best_at_the_edge_the_other_bounds_the_difference_on_one_side(tmp_path):
+    comparison = judge([rates(tmp_path / "s", valley(0.002, 0.016, deep=0.2, rise=0.02))], over="lr")
+    assert unbounded_reason(comparison, 1) == "the values tried give no lower bound"
+    high = difference(comparison).high
+    assert not math.isfinite(difference(comparison).low) and math.isfinite(high)
+    assert f"95 % interval at least {format_difference(-high)}, 3 seeds" in title(comparison)  # of the shallow one
 
 
 def test_a_measure_is_chosen_by_and_hides_in_its_own_unit(tmp_path):
