@@ -72,6 +72,7 @@ All runs of a group trained unless its table says otherwise: five seeds, six for
 choose. `launch/study STAGE --dry-run` shows the rates of a stage. *Around* is the difference with
 what rates between those tried may hide, where these move the interval.
 """
+_SECTION = r"(?:budget|scheme) \w*"  # the name of a section of a report
 
 
 def write_page(published: Path, page: Path) -> None:
@@ -124,7 +125,7 @@ def shorten_report(report: Sequence[str], part: str) -> Iterator[str]:
             yield from _bullet(block, is_several, bullets == 1, told)
         elif first.startswith("|"):
             yield from () if is_several or part == "probes" else _table(block)
-        elif re.fullmatch(r"budget \d*: Results by group:", first):
+        elif re.fullmatch(f"{_SECTION}: Results by group:", first):
             yield first.removesuffix(" Results by group:")
         elif not _is_left_out(first, is_several):
             yield re.sub(r"\]\(([a-z_0-9]*)\.[a-z]*\)$", rf"]({part}/\1.png)", first)
@@ -166,7 +167,7 @@ def _bullet(lines: Sequence[str], is_several: bool, is_first: bool, told: set[st
         short = re.sub(r" \(95 % [^)]*\)\.$", ".", said)
         short = re.sub(r" \([^)]* and [^)]*\): (.*) changes the difference from .* to .*, by ", r", \1: ", short)
         said, kept = short, kept if short == said else short
-    is_in_table = re.match(r"- ([^:]*: )?The best |- budget \d*: .* ends [0-9.]* (above|below) ", said)
+    is_in_table = re.match(rf"- ([^:]*: )?The best |- {_SECTION}: .* ends [0-9.]* (above|below) ", said)
     if kept and not is_in_table and ("more parameters" not in kept if is_several else not is_first):
         yield kept
 

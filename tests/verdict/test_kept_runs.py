@@ -47,13 +47,15 @@ def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: 
     assert sorted(line.replace("| |", "|  |") for line in page.splitlines() if line.startswith(f"| {name} |")) == sorted(expected)
 
 
-@pytest.mark.parametrize("stage", ["copying", "recall", "recall_two"])
-def test_what_is_said_of_retrieval_is_what_the_comparison_says(stage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["copying", "example", "recall", "recall_two"])
+def test_what_is_said_of_a_stage_is_what_the_comparison_says(stage: str, tmp_path: Path) -> None:
     with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
         kept.extractall(tmp_path, filter="data")
-    (table,) = make_report(CompareOptions([str(tmp_path / stage)], over="lr", choosing_seeds=2)).results
+    by = ["heads_per_layer"] if stage == "example" else []
+    tables = make_report(CompareOptions([str(tmp_path / stage)], by=by, over="lr", choosing_seeds=2)).results
     said = " ".join((ROOT / "docs/study/findings.md").read_text(encoding="utf-8").split())
-    for row in table.rows[1:]:
+    assert len(tables) == (3 if by else 1)
+    for table, row in ((table, row) for table in tables for row in table.rows[1:]):
         cells = dict(zip((column.name for column in table.columns), row.full_cells, strict=True))
         difference = cells["difference"]
         bounds = f"({difference.note.partition(':')[0]}".replace("\u2212", "-")  # a missing bound is explained behind a colon
