@@ -296,7 +296,7 @@ def _steps(
             if saves or validates:
                 log.finish_previous(always=True)
             if log.skipped_in_a_row >= train.max_skipped_steps:
-                _give_up(run, record, step)
+                _give_up(run, log, record, step)
             if validates:
                 with clock.phase("evaluating"):
                     log.write_validation(step, run.validator(program.state(place).params, train.eval_batches, watchdog.on_progress))
@@ -326,8 +326,9 @@ def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _give_up(run: Run, record: RunRecord, step: int) -> None:
+def _give_up(run: Run, log: Log, record: RunRecord, step: int) -> None:
     """Ends a run that diverges. The checkpoints stay."""
+    log.flush(waits=True)  # before run.json says how it ended
     run.checkpoints.close()
     record.write(STOPPED, outcome=DIVERGED)
     raise UserError(
