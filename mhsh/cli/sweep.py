@@ -27,7 +27,7 @@ from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.run_record import FINISHED, RUNNING
-from mhsh.sweep.axes import BUDGET, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
+from mhsh.sweep.axes import BUDGET, DEPTH, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder, Tuning, check_margin
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
@@ -165,6 +165,8 @@ def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions
             f"{folder.path} holds a sweep of another config, whose values do not fit this one: {error}; choose another --workdir, "
             "or leave out --config"
         ) from error
+    if current is None:
+        _check_tuned_depth(plan)
     planned = None if plan.choosing is None else plan.choosing.over
     if options.over is not None and (options.over != planned or options.choosing_seeds is not None):
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
@@ -216,6 +218,19 @@ def _check_apart(axes: Sequence[Axis], config: ConfigFields) -> None:
     for path, _ in config.changes:
         if path in swept:
             raise UserError(f"--config.{path} and --axes {swept[path]}=... set the same field; leave out one of them")
+
+
+def _check_tuned_depth(plan: Plan) -> None:
+    """Raises UserError where CompleteP would take each depth of an axis for the one at which the
+    rate was tuned, and so do nothing.
+    """
+    if any(axis.path == DEPTH and len(axis.values) > 1 for axis in plan.axes) and not plan.fields["model"]["base_layers"]:
+        for cell in plan.cells:
+            if cell.config.model.residual == "completep":
+                raise UserError(
+                    f"cell {cell.name}: completep needs the depth at which the rate was tuned, and with model.base_layers = 0 each "
+                    "depth would be that one; add --config.model.base_layers=N"
+                )
 
 
 def _write_report(folder: SweepFolder) -> None:

@@ -155,7 +155,7 @@ class ModelConfig(Section, frozen=True):
     residual: Annotated[str, shape("how a sublayer joins the residual stream: docs/design.md, section 2, or your own")] = "admin"
     admin_omega: Annotated[AdminOmega, shape("how omega starts; profiled failed in large steps (configs/bert.py)")] = "profiled"
     depth_exponent: Annotated[NonNegativeFloat, shape("a in (L0 / L)^a; read only where model.residual is completep")] = 1.0
-    base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L before regrouping or a sweep")] = 0
+    base_layers: Annotated[NonNegative, shape("L0 of completep, where the rate was tuned; 0: L, or what regrouping began with")] = 0
     residual_blocks: Annotated[Count, shape("most blocks of sublayers; read only with block_attn_res", since=4, before=8)] = 8
     residual_streams: Annotated[Streams, shape("parallel streams; read only with mhc_lite", since=4, before=4)] = 4
     qk_norm: Annotated[bool, shape("whether each head's queries and keys have a LayerNorm")] = False

@@ -213,9 +213,6 @@ def _apply_settings(fields: Fields, settings: Mapping[str, Value]) -> dict[str, 
         for target in fields_of(path):
             section, field = target.split(".")
             changed[section][field] = value
-    model = changed["model"]
-    if DEPTH in settings and model["residual"] == "completep" and not model["base_layers"]:
-        model["base_layers"] = fields["model"]["num_layers"]  # else each depth would be the one that the rate was tuned at
     return changed
 
 

@@ -71,15 +71,6 @@ def test_a_config_without_heads_per_layer_takes_it_as_an_axis(fields):
     assert [c.config.model.num_layers for c in cells(fields, "heads_per_layer=8,4")] == [3, 6]
 
 
-def test_depths_keep_the_one_at_which_completep_was_tuned(fields):
-    made = cells(fields, "depth=3,12", "scheme=pre_ln,completep")
-    got = [(c.config.model.num_layers, c.config.model.residual, c.config.model.base_layers) for c in made]
-    tuned = fields["model"]["num_layers"]
-    assert got == [(depth, scheme, base) for depth in (3, 12) for scheme, base in (("pre_ln", 0), ("completep", tuned))]
-    given = fields | {"model": fields["model"] | {"residual": "completep", "base_layers": 2}}
-    assert [c.config.model.base_layers for c in cells(given, "depth=3,12")] == [2, 2]
-
-
 def test_schemes_are_the_residual_and_how_omega_starts(fields):
     made = cells(fields, f"scheme={','.join(variants())}")
     got = {c.settings["scheme"]: (c.config.model.residual, c.config.model.admin_omega) for c in made}

@@ -55,8 +55,8 @@ def test_what_is_said_of_a_stage_is_what_the_comparison_says(stage: str, tmp_pat
     tables = make_report(CompareOptions([str(tmp_path / stage)], by=by, over="lr", choosing_seeds=2)).results
     said = " ".join((ROOT / "docs/study/findings.md").read_text(encoding="utf-8").split())
     assert len(tables) == (3 if by else 1)
-    for table, row in ((table, row) for table in tables for row in table.rows[1:]):
-        cells = dict(zip((column.name for column in table.columns), row.full_cells, strict=True))
+    for columns, row in ((table.columns, row) for table in tables for row in table.rows[1:]):
+        cells = dict(zip((column.name for column in columns), row.full_cells, strict=True))
         difference = cells["difference"]
         bounds = f"({difference.note.partition(':')[0]}".replace("\u2212", "-")  # a missing bound is explained behind a colon
         assert f"{difference.text} {bounds}".replace("\u2212", "-") in said, row.full_cells[0].text
