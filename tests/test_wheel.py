@@ -140,7 +140,7 @@ def test_an_extra_is_installed_by_the_names_of_its_packages(site: str, tmp_path:
     assert gcs.endswith("pip install 'gcsfs<2027,>=2025.9'")
     version = "0.0.45" if sys.version_info < (3, 12) else "0.0.50"
     assert tpu.endswith(f"pip install 'libtpu=={version}.*' 'requests>=2.32'")
-    assert gpu.endswith("pip install 'jax[cuda12-local]<0.13,>=0.10' 'nvidia-cuda-nvcc-cu12>=12.9'")
+    assert gpu.endswith("pip install 'jax[cuda12-local]<0.13,>=0.10.1' 'nvidia-cuda-nvcc-cu12>=12.9'")
 
 
 IN_HAND = """
