@@ -224,13 +224,13 @@ def _check_tuned_depth(plan: Plan) -> None:
     """Raises UserError where CompleteP would take each depth of an axis for the one at which the
     rate was tuned, and so do nothing.
     """
-    if any(axis.path == DEPTH and len(axis.values) > 1 for axis in plan.axes) and not plan.fields["model"]["base_layers"]:
-        for cell in plan.cells:
-            if cell.config.model.residual == "completep":
-                raise UserError(
-                    f"cell {cell.name}: completep needs the depth at which the rate was tuned, and with model.base_layers = 0 each "
-                    "depth would be that one; add --config.model.base_layers=N"
-                )
+    scaled = [cell for cell in plan.cells if cell.config.model.residual == "completep"]
+    sweeps_depth = any(axis.path == DEPTH and len(axis.values) > 1 for axis in plan.axes)
+    if scaled and sweeps_depth and not plan.fields["model"]["base_layers"]:
+        raise UserError(
+            f"cell {scaled[0].name}: completep needs the depth at which the rate was tuned, and with model.base_layers = 0 each "
+            "depth would be that one; add --config.model.base_layers=N"
+        )
 
 
 def _write_report(folder: SweepFolder) -> None:

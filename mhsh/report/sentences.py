@@ -211,11 +211,7 @@ def _untrained_sentences(group: Group) -> Iterable[str]:
 def change_words(change: Change) -> str:
     """`1 head a layer (24x1 admin): large instead of small changes the difference from ...`"""
     difference = change.estimate
-    interval = (
-        f" ({format_interval(difference.low, difference.high)})"
-        if difference.has_interval and (math.isfinite(difference.low) or math.isfinite(difference.high))
-        else ""
-    )
+    interval = f" ({format_interval(difference.low, difference.high)})" if difference.has_bound else ""
     names = " and ".join(dict.fromkeys(change.groups))
     before, after = map(format_signed, change.means)
     move = f"changes the difference from {before} to {after}, by {format_signed(difference.mean)}{interval}"
@@ -384,6 +380,6 @@ def _interval_words(difference: Estimate) -> str:
         return f"{'one seed is' if difference.seeds == 1 else f'{difference.seeds} seeds are'}{_NOT_ENOUGH}"
     if not difference.has_interval:
         return f"{seeds}, no spread"
-    if not (math.isfinite(difference.low) or math.isfinite(difference.high)):
+    if not difference.has_bound:
         return f"{seeds}; its interval has no bound"
     return f"95 % interval {format_interval(difference.low, difference.high)}, {seeds}"

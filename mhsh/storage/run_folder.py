@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,6 @@ from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
 from mhsh.storage.rows import CutRows, RowsFile, rows_in
 from mhsh.storage.run_record import FINISHED, check_record
-from mhsh.text import to_json
 
 CONFIG_FILE, RUN_FILE, METRICS_FILE = "config.json", "run.json", "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
@@ -363,4 +363,4 @@ def vocab_file(config: Config) -> str:
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    return to_json(value, indent=2) + "\n"
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"

@@ -53,8 +53,9 @@ class Log:
         self._flushed = time.monotonic()
         self._trackers = trackers
         self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
-        logged = run.folder.read_metrics().series("train", "step", "loss")[1] if used.rows else np.empty(0)
-        self._before = deque(logged[-SPIKE_ROWS:].tolist(), maxlen=SPIKE_ROWS)
+        self._before: deque[float] = deque(maxlen=SPIKE_ROWS)
+        if used.rows and jax.process_index() == 0:  # the only one that writes rows
+            self._before.extend(run.folder.read_metrics().series("train", "step", "loss")[1].tolist())
         self.skipped_in_a_row = 0
 
     def __enter__(self) -> Log:

@@ -68,6 +68,11 @@ class Estimate:
         return not math.isnan(self.low)
 
     @property
+    def has_bound(self) -> bool:
+        """Whether one end of the interval at least is finite."""
+        return math.isfinite(self.low) or math.isfinite(self.high)
+
+    @property
     def is_moved(self) -> bool:
         """Whether the mean lies in an outer quarter of its interval, which a grid has moved."""
         return abs(self.centre - self.mean) > (self.high - self.low) / 4  # False where one of them is nan or infinite

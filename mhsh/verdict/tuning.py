@@ -155,7 +155,7 @@ def tune(experiment: Experiment, over: str, choosing: int | None = None, measure
         others, or no run logged the measure.
     """
     path = field_of(over)
-    _check_several([experiment], over, path)
+    _check_several(experiment, over, path)
     return _tune(experiment, path, choosing, measure)
 
 
@@ -174,12 +174,13 @@ def tune_sections(
     fields = {sweep: field_of(tuning.over) for sweep, tuning in tunings.items() if tuning is not None}
     sections = experiment.sections(by, fields)
     if over not in (None, UNTUNED):
-        _check_several(list(sections.values()), over, field_of(over))
+        _check_several(experiment, over, field_of(over))
     found = {}
     for words, section in sections.items():
-        tuning = tunings[section.groups[0].sweep] if section.groups else None
+        sweep = section.groups[0].sweep if section.groups else ""
+        tuning = tunings.get(sweep)
         try:
-            found[words] = section if tuning is None else _tune(section, field_of(tuning.over), tuning.seeds, measure)
+            found[words] = section if tuning is None else _tune(section, fields[sweep], tuning.seeds, measure)
         except UserError as error:
             raise UserError(f"{', '.join(words)}: {error}" if words else str(error)) from error
     return found
@@ -212,8 +213,8 @@ def _families(experiment: Experiment, path: str) -> list[list[Group]]:
     return list(families.values())
 
 
-def _check_several(experiments: Sequence[Experiment], over: str, path: str) -> None:
-    if all(len(groups) < 2 for experiment in experiments for groups in _families(experiment, path)):
+def _check_several(experiment: Experiment, over: str, path: str) -> None:
+    if all(len(groups) < 2 for groups in _families(experiment, path)):
         raise UserError(f"--over={over}: no two groups differ in {path} alone; it takes a sweep with that axis")
 
 
