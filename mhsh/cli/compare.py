@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from cyclopts import Parameter
 
 from mhsh.errors import UserError
-from mhsh.report.files import prepare_files
 from mhsh.storage.files import absolute, check_suffix, check_writable
 from mhsh.storage.questions import is_dir
 from mhsh.sweep.folder import check_margin
@@ -96,6 +95,9 @@ def write_report(question: CompareOptions, page: Path, with_png: bool = False, f
     """Writes the report and prints its start. Raises UserError where there is nothing to draw, a
     file is in the way that is not a former report, or an argument is wrong.
     """
+    # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
+    from mhsh.report.files import prepare_files
+
     write_files = prepare_files(page, with_png, for_paper)
     report = make_report(question)
     if report.curves is None:
@@ -116,7 +118,6 @@ def write_report(question: CompareOptions, page: Path, with_png: bool = False, f
 
 def make_report(question: CompareOptions) -> Report:
     """The report on runs. Raises UserError where an argument is wrong."""
-    # What measures and draws takes a second to import; `mhsh compare --help` does not need it.
     from mhsh.report.build import build_report
     from mhsh.verdict.experiment import load_experiment
     from mhsh.verdict.findings import compare, judge_page, margin_of

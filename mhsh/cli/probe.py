@@ -16,9 +16,6 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
-from mhsh.report.files import write as write_bytes
-from mhsh.report.markdown import to_markdown
-from mhsh.report.probes import picture, print_tables, tables
 from mhsh.storage.files import check_new_file, check_suffix, write_new
 from mhsh.storage.run_folder import RunFolder
 from mhsh.text import to_json, whole_numbers
@@ -111,6 +108,11 @@ def run(
 
 def _write(document: dict[str, Any], out: Path) -> None:
     """Writes the JSON, and the tables and pictures beside it, and prints the tables."""
+    # What draws takes a second to import; `mhsh probe --help` does not need it.
+    from mhsh.report.files import write as write_bytes
+    from mhsh.report.markdown import to_markdown
+    from mhsh.report.probes import picture, print_tables, tables
+
     write_new(out, to_json(document, indent=1) + "\n")
     page, pictures, shown = out.with_suffix(".md"), [out.with_suffix(suffix) for suffix in PICTURES], tables(document)
     for path in pictures:

@@ -27,14 +27,14 @@ def test_a_mistake_can_be_mended_in_the_same_folder(fails, tmp_path, make_config
     assert folder.read_config() == make_config("bert", "2l8h")
 
 
-def test_no_file_of_a_command_imports_jax():
+def test_no_file_of_a_command_imports_jax_or_matplotlib() -> None:
     code = (
         "import sys; from mhsh.cli.main import NAMES, main\n"
         "main(['--help'])\n"
         "light = {'rich', 'cyclopts', 'numpy', 'msgspec', 'etils', 'ml_collections', 'mhsh.cli.train'}.isdisjoint(sys.modules)\n"
         "from mhsh.cli.parser import pages\n"
         "for name in NAMES: pages(name)\n"
-        "print(light, {'jax', 'flax', 'optax', 'orbax', 'grain', 'torch'} & set(sys.modules))"
+        "print(light, {'jax', 'flax', 'optax', 'orbax', 'grain', 'torch', 'matplotlib'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("\nTrue set()\n"), done.stdout + done.stderr
