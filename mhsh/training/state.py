@@ -16,6 +16,7 @@ from jaxtyping import Array, Int32
 from mhsh.config.schema import Config, DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.models.admin import is_profiled, profile_omega, set_omega
 from mhsh.models.build import Model, boxed_parameters
+from mhsh.models.parameters import parameter_path
 from mhsh.models.types import Batch
 from mhsh.training.sharding import axis_rules, batch_sharding, named_shardings, replicate_parameters, shardings_of
 
@@ -54,11 +55,23 @@ def example_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
 
 
 def boxed_state(config: Config, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state's shapes and dtypes, boxed with their logical axis names. Allocates nothing."""
-    boxed = jax.eval_shape(functools.partial(_start, optimizer), boxed_parameters(config.model))
-    # Where a part of an optimiser skips a parameter, its state has a box around nothing.
-    boxes = functools.partial(jax.tree.map, is_leaf=lambda node: isinstance(node, nn.meta.AxisMetadata))
-    return boxes(lambda box: box if jax.tree.leaves(box) else nn.unbox(box), boxed)
+    """The state's shapes and dtypes, boxed with their logical axis names. Allocates nothing.
+
+    What an optimizer keeps in another shape than the parameter's, such as the mean of a row, has no
+    axis names: every device has it.
+    """
+    params = boxed_parameters(config.model)
+    shapes = jax.eval_shape(functools.partial(_start, optimizer), nn.unbox(params))
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda node: isinstance(node, nn.meta.AxisMetadata))
+    boxes = {parameter_path(path): box for path, box in leaves if isinstance(box, nn.meta.AxisMetadata)}
+
+    def box(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
+        names = parameter_path(path).split("/")  # of an optimizer's own, then those of the parameter
+        tails = ("/".join(names[start:]) for start in range(len(names)))
+        own = next((boxes[tail] for tail in tails if tail in boxes), None)
+        return leaf if own is None or nn.unbox(own).shape != leaf.shape else own.replace_boxed(leaf)
+
+    return jax.tree_util.tree_map_with_path(box, shapes)
 
 
 def abstract_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
@@ -81,8 +94,7 @@ def create_state(
     shardings = shardings_of(abstract_state(config, optimizer, mesh))
 
     def fresh(seed: Array) -> TrainState:
-        params = model.init(jax.random.key(seed), example_batch(config, 1), None)["params"]
-        return nn.unbox(_start(optimizer, params))
+        return _start(optimizer, nn.unbox(model.init(jax.random.key(seed), example_batch(config, 1), None)["params"]))
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules(config.model)):
         # The seed is an input, so that the runs of a sweep share the compiled program.

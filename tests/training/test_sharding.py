@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -73,6 +74,21 @@ def test_where_parameters_lie(make_config):
         assert spec["up"] == PartitionSpec("fsdp", None, "tensor")
         assert spec["omega"] == PartitionSpec(None, None), "vectors are whole"
         assert spec["token"] == PartitionSpec("tensor", "fsdp")
+
+
+def test_what_an_optimizer_keeps_in_another_shape_is_whole(make_config):
+    """Adafactor's rows and columns; and its groups are of plain paths, not of boxes."""
+
+    def labels(params):
+        return jax.tree_util.tree_map_with_path(lambda path, _: "adam" if path[-1].key.endswith("bias") else "rows", params)
+
+    config = make_config("bert", "2l8h")
+    groups = {"rows": optax.scale_by_factored_rms(min_dim_size_to_factor=2), "adam": optax.scale_by_adam()}
+    state = shardings_of(abstract_state(config, optax.partition(groups, labels), mesh_of(2, 2, 2)))
+    rows = optax.tree.get(state.opt_state, "v_row")["encoder"]["layers"]["feed_forward"]
+    assert rows["up_kernel"].spec == PartitionSpec()
+    moments = optax.tree.get(state.opt_state, "mu")["encoder"]["layers"]["feed_forward"]
+    assert moments["up_bias"] == state.params["encoder"]["layers"]["feed_forward"]["up_bias"]
 
 
 @pytest.mark.parametrize(
