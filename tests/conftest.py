@@ -51,6 +51,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Every command that tests start would compile mhsh's files again (half a second).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+from mhsh.config.entries import REGISTRIES
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
 from mhsh.configs import load
@@ -112,6 +113,14 @@ def make_config() -> MakeConfig:
         return from_dict(fields)
 
     return make
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries that a test adds are gone after it."""
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", dict(zip(registry.names(), registry.entries(), strict=True)))
+        monkeypatch.setattr(registry, "_origins", {})
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from mhsh.cli.main import NAMES, main
-from mhsh.config.entries import REGISTRIES
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.forks import Fork
@@ -201,14 +200,6 @@ class Undecided(PreLN):
         self.param("gate", nn.initializers.zeros, ())
         return super().__call__(stream, sublayer)
 """
-
-
-@pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test adds is gone after it."""
-    for registry in REGISTRIES:
-        monkeypatch.setattr(registry, "_entries", dict(zip(registry.names(), registry.entries(), strict=True)))
-        monkeypatch.setattr(registry, "_origins", {})
 
 
 @pytest.mark.usefixtures("forgotten")

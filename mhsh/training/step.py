@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, UInt32
 from msgspec.structs import replace
 
+from mhsh.config.entries import UPDATE_RULES
 from mhsh.config.schema import Config
 from mhsh.models.build import Model, forward
 from mhsh.models.devices import current_platform, shard_index
@@ -56,9 +57,10 @@ def shared_program(config: Config) -> Config:
     """The config without what is an input of its steps or of its first state: configs for which
     this is the same share a compiled program.
     """
-    train = replace(config.train, seed=0, start_from="")
-    rates = replace(config.optimizer, learning_rate=1.0, end_learning_rate=0.0, warmup_steps=0)
-    return replace(config, data=replace(config.data, seed=0), optimizer=rates, train=train)
+    optimizer, train = config.optimizer, replace(config.train, seed=0, start_from="")
+    if not UPDATE_RULES.files(optimizer.name):  # a user's may be built of its rates
+        optimizer = replace(optimizer, learning_rate=1.0, end_learning_rate=0.0, warmup_steps=0)
+    return replace(config, data=replace(config.data, seed=0), optimizer=optimizer, train=train)
 
 
 def train_step(

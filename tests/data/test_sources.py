@@ -124,10 +124,8 @@ def test_what_is_no_source_of_documents(source: str, complaint: str) -> None:
     assert complaint in refusal(source)
 
 
-def test_a_user_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SOURCES, "_entries", {source.name: source for source in SOURCES.entries()})
-    monkeypatch.setattr(SOURCES, "_origins", {})
-
+@pytest.mark.usefixtures("forgotten")
+def test_a_user_adds_a_source() -> None:
     def mine(count: str) -> Iterator[str]:
         return map(str, range(int(count)))
 

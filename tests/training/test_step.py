@@ -14,6 +14,7 @@ import optax
 import pytest
 from msgspec.structs import replace
 
+from mhsh.config.entries import add_optimizer
 from mhsh.config.schema import Config, MeshConfig
 from mhsh.models import dropout as dropout_module
 from mhsh.models.build import build_model, forward
@@ -23,7 +24,7 @@ from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer, rate_of_step
 from mhsh.training.sharding import MESH_AXES, put_batch, shapes_of, shardings_of
 from mhsh.training.state import TrainState, abstract_state, create_state, example_batch
-from mhsh.training.step import compile_train_step, run_inputs, train_step
+from mhsh.training.step import compile_train_step, run_inputs, shared_program, train_step
 from tests.training.batches import random_batch
 from tests.training.states import ONE, abstract_of, fresh_state, mesh_of, optimizer_of, train_step_of
 
@@ -133,6 +134,20 @@ def test_runs_in_one_program_are_stepped_as_each_alone(make_config):
             np.testing.assert_allclose(metrics.sums["target_loss"].sum, alone.sums["target_loss"].sum, rtol=1e-5)
         if place != 1:
             assert_close(jax.tree.map(lambda leaf, place=place: leaf[place], states.params), state.params, 1e-5)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_an_optimizer_of_a_users_that_is_built_of_its_rates_shares_no_program(make_config):
+    """The program of several runs is built of the rates of the first."""
+    add_optimizer("twice")(lambda optimizer: optax.scale(2 * optimizer.learning_rate))
+
+    def share(name: str, **changes: Any) -> bool:
+        configs = [make_config("bert", "2l8h", **{"optimizer.name": name}, **each) for each in ({}, changes)]
+        return shared_program(configs[0]) == shared_program(configs[1])
+
+    for field, value in {"learning_rate": 1e-5, "end_learning_rate": 1e-5, "warmup_steps": 3}.items():
+        assert [share(name, **{f"optimizer.{field}": value}) for name in ("adamw", "twice")] == [True, False]
+    assert share("twice", **{"train.seed": 7, "data.seed": 7})
 
 
 @pytest.mark.gpu
