@@ -13,20 +13,19 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from msgspec.structs import replace
 
-from mhsh.config.entries import SCHEMES, UPDATE_RULES, add_optimizer
+from mhsh.config.entries import SCHEMES, add_optimizer
 from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_shapes
-from mhsh.models.parameters import DECAYED_PARAMETERS
+from mhsh.models.parameters import DECAYED_PARAMETERS, has_decay
 from mhsh.training.optimizer import build_optimizer, count_decayed, decay_mask
 from tests.training.optimizers import CLOSE, by_path, gradients, optimizer_with_rate, rate_of, trained
 
 MASK = functools.partial(decay_mask, "admin")
 
 
-def test_an_entry_that_returns_no_update_is_named(make_config, monkeypatch):
-    monkeypatch.setattr(UPDATE_RULES, "_entries", {name: UPDATE_RULES[name] for name in UPDATE_RULES.names()})
-    monkeypatch.setattr(UPDATE_RULES, "_origins", {})
+@pytest.mark.usefixtures("forgotten")
+def test_an_entry_that_returns_no_update_is_named(make_config):
     add_optimizer("nothing")(lambda optimizer: None)
     with pytest.raises(UserError, match=r"^optimizer.name = 'nothing' returns a NoneType; return an optax.Gradient"):
         build_optimizer(make_config("bert", "2l8h", **{"optimizer.name": "nothing"}))
@@ -77,6 +76,23 @@ def test_a_parameter_that_no_row_covers_is_an_error(path):
         tree = {name: tree}
     with pytest.raises(UserError, match=f"nothing says whether the parameter {'/'.join(path)} has weight decay"):
         decay_mask("rezero", tree)
+
+
+@pytest.mark.parametrize(
+    ("path", "decays"),
+    [
+        ("encoder/layers/attention_residual/scale", True),
+        ("encoder/layers/attention_residual/dense/kernel", False),
+        ("encoder/output_weights/bias", True),
+        ("encoder/layers/attention_residual/norm/scale", False),
+        ("encoder/final_norm/scale", False),
+        ("embeddings/norm/scale", False),
+        ("prediction/kernel", True),
+        ("encoder/layers/attention/out_bias", False),
+    ],
+)
+def test_a_scheme_decides_about_its_own_parameters_alone(path, decays):
+    assert has_decay(path, {"scale": True, "kernel": False, "bias": True, "out_bias": True}) is decays
 
 
 # CompleteP.
