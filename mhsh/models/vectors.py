@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhsh.config.schema import ModelConfig
@@ -48,7 +49,9 @@ def packing(config: ModelConfig, layers: Any) -> Packing | None:
     flat: dict[Path, Any] = flatten_dict(layers)
     # By name, but the last bias of a sublayer is beside its residual scheme, which adds it.
     order = sorted(flat, key=lambda path: (path[0], path[-1] in ("out_bias", "down_bias"), path))
-    shapes = {path: flat[path].shape[1:] for path in order if not is_kernel(path[-1])}
+    # A scheme of a user's may have a matrix of another name, which is boxed where it is gathered.
+    vectors = [path for path in order if not is_kernel(path[-1]) and not isinstance(flat[path], nn.meta.AxisMetadata)]
+    shapes = {path: flat[path].shape[1:] for path in vectors}
     are_joint = config.remat_policy != "gathered_groups" and takes_kernels(config) and projects_jointly(config)
     return Packing(shapes, tuple(path[:-1] for path in flat if path[-1] == "query_kernel") if are_joint else ())
 

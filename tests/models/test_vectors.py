@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
+from mhsh.config.entries import add_residual
 from mhsh.models import transformer
 from mhsh.models.build import build_model, forward
 from mhsh.models.kernels.select import allow_interpreter
+from mhsh.models.residual import Residual, Stream
 from mhsh.models.vectors import pack, packing, unpack
+from mhsh.training.sharding import ROWS
+from mhsh.training.shards import map_shards
 from tests.training.batches import random_batch
-from tests.training.states import fresh_state
+from tests.training.states import abstract_of, fresh_state, mesh_of
 
 
 @pytest.mark.parametrize(("kernels", "arrays"), [("xla", 6 + 1), ("fused", 4 + 1)])  # kernels, and one of vectors
@@ -28,6 +36,27 @@ def test_each_layer_is_unpacked_as_it_was(make_config, kernels, arrays):
     assert found.keys() == expected.keys()
     for path, leaf in found.items():
         np.testing.assert_array_equal(leaf, expected[path], err_msg="/".join(path))
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_matrix_of_a_scheme_of_a_users_is_gathered_with_its_group(make_config):
+    """Whatever its name: it is no vector."""
+
+    @add_residual("mixed")
+    class Mixed(Residual):
+        decayed: ClassVar[Mapping[str, bool]] = {"mix": True}
+
+        @nn.compact
+        def __call__(self, stream, sublayer):
+            shape = self.config.embed_dim, self.config.mlp_dim
+            mix = self.param("mix", nn.with_logical_partitioning(nn.initializers.zeros, ("embed", "mlp")), shape)
+            return Stream(stream.x + sublayer(stream.x) + stream.x @ mix @ mix.T, None)
+
+    config = make_config("bert", "2l8h", **{"model.residual": "mixed", "model.remat_policy": "gathered_groups"})
+    batch, model, params = random_batch(config, 2), build_model(config.model), abstract_of(config, (1, 2, 1)).params
+    with jax.set_mesh(mesh_of(1, 2, 1)):
+        logits = jax.eval_shape(map_shards(lambda *args: forward(model, *args, None).logits, config.model, ROWS), params, batch)
+    assert logits.shape[0] == 2
 
 
 @pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.slow), "groups"])  # groups are scans of scans
