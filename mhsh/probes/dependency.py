@@ -11,7 +11,9 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
+from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import ModelConfig
+from mhsh.errors import UserError
 from mhsh.models.build import Model
 from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual, Weights
@@ -19,6 +21,7 @@ from mhsh.models.transformer import Decoder, Encoder
 from mhsh.models.types import SUBLAYERS, Batch, sort_stacks
 from mhsh.probes.interceptors import PROBE, map_examples, non_padding, plain_model, run_intercepted
 
+_ROUNDING = 0.01  # of a share, in bf16
 _STACKS: dict[type, str] = {Encoder: "encoder", Decoder: "decoder"}
 
 
@@ -36,7 +39,8 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
     over all elements of the tokens. If the parts are independent, as Liu et al. assume, share_i is
     their beta_i^2 of the last sublayer (arXiv 2004.08249, section 4.1). If they are not, the shares
     still sum to 1, and a part that opposes the rest has a negative share. In Pre-LN the stream is a
-    plain sum, followed by the final LayerNorm.
+    plain sum, followed by the final LayerNorm. Raises UserError where the shares of a user's scheme
+    do not sum to 1: its stream is no sum of parts.
     """
     model = plain_model(config)
 
@@ -65,7 +69,16 @@ def dependency(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict
         return {stack: jax.tree.map(lambda each: each / variances[stack], products[stack]) for stack in variances}  # noqa: B023
 
     found = jax.device_get(jax.jit(shares)(params, dict(batch)))
-    return {stack: _name_shares(stack, each) for stack, each in sort_stacks(found).items()}
+    named = {stack: _name_shares(stack, each) for stack, each in sort_stacks(found).items()}
+    for stack, each in named.items():
+        parts = np.concatenate([np.ravel(share) for share in each.values()])
+        if SCHEMES.files(config.residual) and abs(parts.sum() - 1) > _ROUNDING * abs(parts).sum():
+            raise UserError(
+                f"model.residual = {config.residual!r}: the shares in the {stack} sum to {parts.sum():.3f}, not to 1, as its "
+                "stream is no sum of parts; compute weights from the stream in a mhsh.models.residual.Weights, and norms in a "
+                "mhsh.models.layers.LayerNorm"
+            )
+    return named
 
 
 def _outputs(model: Model, params: Any, batch: Batch, gates: Any) -> dict[str, Float[Array, "B T D"]]:

@@ -4,11 +4,16 @@ by hand.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from mhsh.config.entries import SCHEMES
+from mhsh.config.entries import SCHEMES, add_residual
+from mhsh.errors import UserError
+from mhsh.models.residual import Residual, Stream, Weights
 from mhsh.probes.dependency import dependency
 from tests.models.plain import JOINS, norm
 
@@ -34,6 +39,35 @@ def test_shares_sum_to_one(tiny, make_batch, random_params, residual, fields):
     assert total(shares) == pytest.approx(1, abs=1e-4)
     assert min(abs(share) for share in shares["attention"]) > 1e-4
     assert (shares["biases"] == 0) == (residual in ("rezero", "pre_ln"))
+
+
+class Gate(Weights):
+    config: Any
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("gate_kernel", nn.initializers.normal(1.0), (self.config.embed_dim,))
+        return nn.sigmoid(x @ kernel)[..., None]
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_scheme_whose_stream_is_no_sum_of_parts_is_refused(tiny, make_batch, random_params):
+    """A user's, with a gate that is computed from the stream; as Weights, it is held constant."""
+
+    @add_residual("gated")
+    class Gated(Residual):
+        gate: ClassVar[type] = Gate
+
+        @nn.compact
+        def __call__(self, stream, sublayer):
+            return Stream(stream.x + self.gate(self.config, name="gate_of")(stream.x) * sublayer(stream.x), None)
+
+    config, batch = tiny(residual="gated"), make_batch(SEGMENTS)
+    params = random_params(config)
+    assert total(dependency(config, params, batch)["encoder"]) == pytest.approx(1, abs=1e-4)
+    Gated.gate = type("Free", (nn.Module,), {"__annotations__": {"config": Any}, "__call__": Gate.__call__})
+    with pytest.raises(UserError, match=r"'gated': the shares in the encoder sum to .*, not to 1, .*\.residual\.Weights"):
+        dependency(config, params, batch)
 
 
 @pytest.mark.parametrize("residual", JOINS)
