@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
+from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import MODELS, xla_config
 from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual, Stream
+from mhsh.models.schemes import Admin
 from mhsh.models.sublayer import Sublayer
 from mhsh.models.types import SUBLAYERS, Batch, Stack
 
@@ -48,9 +50,14 @@ class AdminProfile(Residual):
         return Stream(x, Profile(following, profile.real))
 
 
+def has_omega(config: ModelConfig) -> bool:
+    """Whether the residual scheme is Admin, or one derived of it."""
+    return issubclass(SCHEMES[config.residual].residual, Admin)
+
+
 def is_profiled(config: ModelConfig) -> bool:
     """Whether omega is measured on the first batch."""
-    return config.residual == "admin" and config.admin_omega == "profiled"
+    return has_omega(config) and config.admin_omega == "profiled"
 
 
 def profile_omega(config: ModelConfig, params: Any, batch: Batch) -> dict[str, Float[Array, "_ _"]]:

@@ -15,7 +15,7 @@ import numpy as np
 from mhsh.config.entries import recorded_entries
 from mhsh.config.fields import all_fields, flatten
 from mhsh.errors import Unavailable
-from mhsh.models.admin import read_omega
+from mhsh.models.admin import has_omega, read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
 from mhsh.models.losses import weighted_mean
 from mhsh.models.types import sort_stacks
@@ -243,7 +243,7 @@ def _clock_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _initial_omega(run: Run, state: TrainState) -> dict[str, list[float]] | None:
     """Admin's omega at the start of the run, by stack; None for other residual schemes."""
-    if run.config.model.residual != "admin":
+    if not has_omega(run.config.model):
         return None
     if run.folder.has_run_record():
         return run.folder.read_run("omega")["omega"]

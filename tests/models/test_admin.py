@@ -15,8 +15,10 @@ from jax.sharding import AxisType
 from msgspec.structs import replace
 from scipy.special import erf
 
-from mhsh.models.admin import profile_omega, read_omega, set_omega
+from mhsh.config.entries import add_residual
+from mhsh.models.admin import is_profiled, profile_omega, read_omega, set_omega
 from mhsh.models.build import build_model
+from mhsh.models.schemes import Admin
 from mhsh.training.sharding import MESH_AXES, axis_rules, batch_sharding, named_shardings
 from tests.models.plain import attention, encoder_decoder, feed_forward, may_look, norm, run_stack
 
@@ -92,6 +94,14 @@ def test_on_eight_devices_it_is_the_same(profiled):
         on_mesh = jax.jit(functools.partial(profile_omega, config), in_shardings=in_shardings)(params, batch)
     assert any(len(sharding.device_set) == 8 and not sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
     np.testing.assert_allclose(on_mesh["encoder"], omega["encoder"], rtol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_scheme_derived_of_admin_is_profiled_too(tiny):
+    add_residual("derived")(type("Derived", (Admin,), {"__module__": __name__}))
+    assert is_profiled(tiny(residual="derived", admin_omega="profiled"))
+    assert not is_profiled(tiny(residual="derived", admin_omega="closed_log"))
+    assert not is_profiled(tiny(residual="post_ln", admin_omega="profiled"))
 
 
 PAIRS = ([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]], [[1, 1, 2, 2, 2], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
