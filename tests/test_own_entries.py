@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -220,6 +221,15 @@ def test_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys, text, said):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "--config=quickstart:6l4h_post_ln", "--config.model.residual=undecided", "--with=mine.py"]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_mine.py").write_text("SEED = 7\n")
+    text = "import beside_mine\nfrom mhsh.configs.base import make_config\n\ndef get_config():\n"
+    (tmp_path / "mine.py").write_text(f"{text}    return make_config(dict(train=dict(seed=beside_mine.SEED)))\n")
+    assert main(["configs", str(tmp_path / "mine.py")]) == 0
+    assert '"seed": 7' in capsys.readouterr().out
 
 
 def test_completep_takes_the_optimizers_that_say_so(capsys, tmp_path):

@@ -173,6 +173,8 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
         assert spec is not None and spec.loader is not None, "its name ends in .py"
         module, loader = importlib.util.module_from_spec(spec), spec.loader
         sys.modules[name] = module  # where Python looks up the file of a class
+        if (folder := str(Path(absolute).parent)) not in sys.path:
+            sys.path.append(folder)  # what it imports lies beside it; after what is installed
         try:
             run_user_code(path, lambda: loader.exec_module(module))
         except BaseException:
