@@ -232,6 +232,47 @@ def test_a_file_imports_what_lies_beside_it(tmp_path, monkeypatch, capsys):
     assert '"seed": 7' in capsys.readouterr().out
 
 
+FAILING = """
+import mhsh
+import optax
+from mhsh.models.schemes import PreLN
+from mhsh.text import count
+
+@mhsh.add_source("raising", argument="N", reads="numbers", document="a number")
+def raising(number):
+    yield str(int(number))
+
+@mhsh.add_optimizer("scaled")
+def scaled(optimizer):
+    return optax.scale(optimizer.factor)
+
+@mhsh.add_residual("adding")
+class Adding(PreLN):
+    def __call__(self, stream, sublayer):
+        return super().__call__(stream._replace(x=stream.x + [1]), sublayer)
+
+@mhsh.add_source("calling", argument="N", reads="numbers", document="a number")
+def calling(number):
+    yield count(number)
+"""
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_an_entry_that_fails_is_named_by_its_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(FAILING)
+    monkeypatch.chdir(tmp_path)
+    for command, said in (
+        ("inspect raising:x", "line 9: ValueError: invalid literal"),
+        ("plan --config.optimizer.name=scaled", "line 13: AttributeError: "),
+        ("plan --config.model.residual=adding", "line 18: TypeError: "),
+    ):
+        config = ["--config=quickstart:6l4h_post_ln"] if "--config." in command else []
+        assert main([*command.split(), *config, "--with=mine.py"]) == 2
+        assert f"mhsh: mine.py, {said}" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="must be real number"):  # in a line of mhsh, which may be wrong itself
+        main(["inspect", "calling:x", "--with=mine.py"])
+
+
 def test_completep_takes_the_optimizers_that_say_so(capsys, tmp_path):
     arguments = ["train", "--config=bert:2l8h", "--config.model.residual=completep", "--config.optimizer.name=muon"]
     assert main([*arguments, f"--workdir={tmp_path / 'run'}"]) == 2

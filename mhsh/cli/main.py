@@ -128,9 +128,10 @@ def _run(arguments: list[str]) -> int:
         hint = nearest(command, NAMES)
         raise UserError(f"unknown command {command!r}; {hint}{'' if hint[-1] == '?' else ';'} mhsh --help lists all")
     from mhsh.cli.parser import parse
+    from mhsh.config.registry import run_with_entries
 
     run = parse(command, rest)
-    return 0 if run is None else run()
+    return 0 if run is None else run_with_entries(run)
 
 
 def _help() -> str:

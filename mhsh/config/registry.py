@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import shlex
 import sys
@@ -22,12 +23,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from mhsh.errors import UserError, nearest
+from mhsh.errors import Unavailable, UserError, nearest
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
 WITH = "--with=FILE.py"
+
+_MHSH = str(Path(__file__).parents[1])
+_EXECUTED: set[str] = set()  # the user's files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +177,7 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
         assert spec is not None and spec.loader is not None, "its name ends in .py"
         module, loader = importlib.util.module_from_spec(spec), spec.loader
         sys.modules[name] = module  # where Python looks up the file of a class
+        _EXECUTED.add(absolute)
         if (folder := str(Path(absolute).parent)) not in sys.path:
             sys.path.append(folder)  # what it imports lies beside it; after what is installed
         try:
@@ -201,6 +206,26 @@ def run_user_code(path: str, run: Callable[[], Result]) -> Result:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(Path(path).absolute())]
         lines += [error.lineno] if isinstance(error, SyntaxError) and error.filename else []
-        where = f"{path}, line {lines[-1]}" if lines else path
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UserError(f"{where}: {type(error).__name__}: {message}; correct the file") from error
+        raise _error_of(path, lines[-1] if lines else None, error) from error
+
+
+def run_with_entries(run: Callable[[], Result]) -> Result:
+    """Runs what may call entries of the user's files, and returns its result. What fails in such a
+    file, and in no line of mhsh that this calls, becomes a UserError as in `run_user_code`.
+    """
+    try:
+        return run()
+    except (UserError, Unavailable):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frame for frame in frames if frame.filename in _EXECUTED or frame.filename.startswith(_MHSH)][-1]
+        if last.filename not in _EXECUTED:
+            raise
+        raise _error_of(os.path.relpath(last.filename), last.lineno, error) from error
+
+
+def _error_of(path: str, line: int | None, error: BaseException) -> UserError:
+    where = path if line is None else f"{path}, line {line}"
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return UserError(f"{where}: {type(error).__name__}: {message}; correct the file")

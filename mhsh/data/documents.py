@@ -14,6 +14,7 @@ from mhsh.data.stdlib import read_stdlib
 from mhsh.data.synthetic import copying, recall
 from mhsh.data.text_files import BLANKS, matching_files, read_each_line, read_jsonl, read_text, read_whole_file, split_field
 from mhsh.data.tfds import read_tfds
+from mhsh.encoding import check_text
 from mhsh.errors import UserError, closest
 
 Documents = Callable[[str], Iterable[str]]
@@ -129,9 +130,13 @@ def documents(source: str) -> Iterator[str]:
 
 def _clean_documents(texts: Iterable[str], source: str) -> Iterator[str]:
     empty = True
+    if isinstance(texts, str) or not isinstance(texts, Iterable):  # of a user's source
+        raise UserError(f"data.source = {source!r} returns a {type(texts).__name__}; yield documents, which are strings")
     for text in texts:
-        if not isinstance(text, str):  # of a user's source
+        if not isinstance(text, str):
             raise UserError(f"data.source = {source!r} gives a document of type {type(text).__name__}; give strings")
+        if not text.isascii():
+            check_text(text, f"a document of data.source = {source!r}")
         lines = (line.strip(BLANKS) for line in text.split("\n"))
         document = "\n".join(line for line in lines if line)
         empty = empty and not document

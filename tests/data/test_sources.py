@@ -134,6 +134,11 @@ def test_a_user_adds_a_source() -> None:
     assert read("mine:3") == ["0", "1", "2"]
     add_source("raw", argument="COUNT", reads="numbers", document="a number")(lambda count: iter([b"0"]))
     assert "data.source = 'raw:1' gives a document of type bytes; give strings" in refusal("raw:1")
+    for name, given, kind in (("nothing", None, "NoneType"), ("whole", "one text", "str")):
+        add_source(name, reads="numbers", document="a number")(lambda _, given=given: given)
+        assert f"data.source = {name!r} returns a {kind}; yield documents" in refusal(name)
+    add_source("half", reads="numbers", document="a number")(lambda _: ["\ud83d"])
+    assert "a document of data.source = 'half' is not text: U+D83D at character 0 is half of" in refusal("half")
     assert "mine:COUNT" in refusal("mine")
     with pytest.raises(UserError, match=r"the source 'text' of test_sources.py .* already exists, of mhsh itself"):
         add_source("text", reads="x", document="y")(mine)
