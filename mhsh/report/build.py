@@ -245,9 +245,7 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
         finding = comparison.findings[place]
         for of_difference, estimate in ((False, comparison.estimates[place]), (True, finding.difference if finding else None)):
             if estimate is not None:
-                lines[of_difference].setdefault(name, []).append(
-                    _estimate_point(math.fsum(spent) / len(spent), estimate, group.name)
-                )
+                lines[of_difference].setdefault(name, []).append(_estimate_point(math.fsum(spent) / len(spent), estimate))
     measure = sections[0].comparison.measure.name
     found = []
     for of_difference, words in ((False, measure), (True, f"difference in {measure}")):
@@ -262,6 +260,7 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
     return found
 
 
-def _estimate_point(x: float, estimate: Estimate, label: str) -> Point:
+def _estimate_point(x: float, estimate: Estimate) -> Point:
     low, high = (value if math.isfinite(value) else None for value in (estimate.low, estimate.high))
-    return Point(x, estimate.mean, low, high, label)
+    label = f"{estimate.seeds} seed{'s' * (estimate.seeds != 1)}"
+    return Point(x, estimate.mean, low, high, label, estimate.has_interval and None in (low, high))

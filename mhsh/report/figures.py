@@ -55,11 +55,12 @@ def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
 
 
 def points_figure(points: Points, width: float = COLUMN) -> Figure:
-    """Points with their intervals, against a logarithmic axis."""
+    """Points with their intervals, against a logarithmic axis. An end that is open goes on."""
     figure = Figure(figsize=(width, 2.5), layout="constrained")
     axes = figure.subplots()
     styles = [curve_style(series.color, series.variant) for series in points.series]
-    for series, style, x in zip(points.series, styles, _spread_places(points), strict=True):
+    places = _spread_places(points)
+    for series, style, x in zip(points.series, styles, places, strict=True):
         y = [point.y for point in series.points]
         low = [point.y - point.low if point.low is not None else 0.0 for point in series.points]
         high = [point.high - point.y if point.high is not None else 0.0 for point in series.points]
@@ -70,6 +71,12 @@ def points_figure(points: Points, width: float = COLUMN) -> Figure:
     axes.minorticks_off()
     for reference in points.references:
         axes.axhline(reference.value, color=_GREY, linestyle=":", zorder=1)
+    bottom, top = axes.get_ylim()
+    for series, style, x in zip(points.series, styles, places, strict=True):
+        for at, point in ((at, point) for at, point in zip(x, series.points, strict=True) if point.is_open):
+            ends = bottom if point.low is None else point.y, top if point.high is None else point.y
+            axes.plot([at, at], ends, color=style.color)
+    axes.set_ylim(bottom, top)
     axes.set_xlabel(points.x_title, parse_math=False)
     axes.set_ylabel(points.y_title.replace(", ", ",\n"), parse_math=False)
     entries = [(_sample(style), series.name) for style, series in zip(styles, points.series, strict=True)]

@@ -177,6 +177,7 @@ class Point:
     low: float | None = None
     high: float | None = None
     label: str = ""  # shown when it is pointed at
+    is_open: bool = False  # an end of its interval that is None goes on
 
 
 @dataclasses.dataclass(frozen=True)

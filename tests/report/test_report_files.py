@@ -26,7 +26,7 @@ from mhsh.report.figure_files import figure_bytes, log_ticks
 from mhsh.report.figures import points_figure
 from mhsh.report.files import prepare_files, tables_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
-from mhsh.report.report import MARK, Column, CurveRun, Point, Points, Report, Row, Series, Table, TableCell
+from mhsh.report.report import MARK, Column, CurveRun, Point, Points, Reference, Report, Row, Series, Table, TableCell
 from mhsh.report.terminal import UNBOUNDED, print_report, print_table
 from mhsh.report.tex import report_to_tex
 from tests.report.reports import planted_report
@@ -172,6 +172,14 @@ def test_intervals_at_one_place_are_drawn_beside_each_other() -> None:
     assert third - one < (other - one) / 20
     alone = intervals((1.0, 4.0), (2.0,))
     assert len(alone) == 3 and (alone[2] - alone[0]) / (alone[1] - alone[0]) == pytest.approx(1 / 2, abs=1e-3)
+
+
+def test_an_interval_that_is_open_goes_on_to_the_frame() -> None:
+    points = (Point(1.0, 2.0, 1.9, None, is_open=True), Point(2.0, 2.0, None, 2.1, is_open=True), Point(4.0, 2.0))
+    (axes,) = points_figure(Points("", "x", "y", (Series("", points),), (Reference(0.0, "zero"),))).axes
+    low, high = axes.get_ylim()
+    drawn = [[float(y) for y in np.asarray(line.get_ydata())] for line in axes.lines if len(set(np.asarray(line.get_xdata()))) == 1]
+    assert low < 0 and [2.0, high] in drawn and [low, 2.0] in drawn and len(drawn) == 2
 
 
 def printed(report: Report, width: int) -> str:

@@ -21,7 +21,7 @@ from markupsafe import escape
 
 from mhsh.report.curves import difference_lines, group_lines
 from mhsh.report.html import to_html
-from mhsh.report.report import MARK, Report
+from mhsh.report.report import MARK, Point, Points, Reference, Report, Series
 from mhsh.text import sanitize
 from tests.report.browser import PROGRAM, Browser
 from tests.report.reports import content_of, planted_report
@@ -358,6 +358,29 @@ def test_figures_are_read_where_there_are_no_curves(report: Report, tmp_path: Pa
         read = browser.evaluate("document.querySelector('[data-points] output').innerText")
         assert read.startswith("0.001953 \u2014 final validation loss") and "6x4 post_ln: 3 seeds\t2.9 (2.76 to 3.18)" in read
         assert browser.complaints() == []
+
+
+@pytest.mark.slow
+@IN_BROWSER
+def test_an_interval_that_is_open_goes_on_to_the_frame_and_is_read_so(report: Report, tmp_path: Path) -> None:
+    ends = [(1.9, None), (None, 2.1), (None, None)]
+    points = (*(Point(2.0**place, 2.0, *each, is_open=True) for place, each in enumerate(ends)), Point(8.0, 2.0))
+    figure = Points("Open", "x", "y", (Series("a", points),), (Reference(0.0, "zero"),))
+    with Browser(800) as browser:
+        opened(browser, dataclasses.replace(report, curves=None, points=(figure,)), tmp_path)
+        bars = browser.evaluate(
+            "(p => report.shapes(p.chart.plot, p.chart.lines, p.chart.o).free.filter(s => s.width).map(s => s.d))"
+            "(document.querySelector('.plot'))"
+        )
+        height = browser.evaluate("document.querySelector('.plot').chart.plot.over.clientHeight")
+        spans = [re.findall(r"M\S+ (\S+?)V([^M]+)", bar)[0] for bar in bars]
+        assert [high == "0" for _, high in spans] == [True, False, True]
+        assert [low == str(height) for low, _ in spans] == [False, True, True]
+        read = browser.evaluate(
+            "(p => p.chart.lines[0].x.map(x => (p.chart.plot.setCursor({ left: p.chart.plot.valToPos(x, 'x'), top: 9 }),"
+            " p.querySelector('output').innerText.split('\\t').pop())))(document.querySelector('.plot'))"
+        )
+        assert read == ["2 (at least 1.9)", "2 (up to 2.1)", "2 (no bound)", "2"] and browser.complaints() == []
 
 
 @pytest.mark.slow

@@ -140,11 +140,11 @@
     const figure = report.content.points[place.dataset.points];
     const lines = figure.series.map(series => ({
       ...series, gaps: [],
-      ...Object.fromEntries(["x", "y", "low", "high", "label"].map(column => [column, series.points.map(point => point[column])])),
+      ...Object.fromEntries(["x", "y", "low", "high", "label", "is_open"].map(column => [column, series.points.map(point => point[column])])),
     }));
     report.plot(place, lines, {
       xTitle: figure.x_title, yTitle: figure.y_title, bars: true, logX: true, logY: false, references: figure.references,
-      x: null, y: null, valueText: each => report.number(each, 4), placeText: at => report.number(at, 4),
+      x: null, y: null, zero: figure.references.some(each => each.value === 0), valueText: each => report.number(each, 4), placeText: at => report.number(at, 4),
     });
   }
 

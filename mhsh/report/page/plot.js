@@ -99,8 +99,9 @@
       const every = rows.length <= DOTTED_UP_TO || o.bars ? 1 : Math.ceil(rows.length / SPARSE);
       rows.filter((_, index) => index % every === 0).forEach(row => {
         const [x, y] = points[row];
-        if (o.bars && low[row]) {
-          free.push({ d: `M${x} ${low[row][1]}V${high[row][1]}M${x - 3} ${low[row][1]}h6M${x - 3} ${high[row][1]}h6`, stroke, width: 1.3 });
+        if (o.bars && (low[row] || line.is_open[row])) { // an open end goes on to the frame
+          const cap = end => end ? `M${x - 3} ${end[1]}h6` : "", [bottom, top] = [(low[row] || [x, height])[1], (high[row] || [x, 0])[1]];
+          free.push({ d: `M${x} ${bottom}V${top}` + cap(low[row]) + cap(high[row]), stroke, width: 1.3 });
         }
         (o.bars ? free : clipped).push({ d: line.marker, fill: stroke, x, y, scale: o.bars ? 1 : 0.6 });
       });
@@ -157,6 +158,12 @@
     return [{ ...common, label: o.xTitle, size: 30, ...x }, { ...common, label: o.yTitle, size: 54, ...y }];
   }
   const nearestRow = (x, at) => x.reduce((best, place, row) => Math.abs(place - at) < Math.abs(x[best] - at) ? row : best, 0);
+  // As mhsh/text.py has it: an end that is open is not a bound.
+  function intervalText(line, row, o) {
+    const [low, high] = ["low", "high"].map(end => line[end] && seen(line[end][row]) ? o.valueText(line[end][row]) : null);
+    if (low && high) return ` (${low} to ${high})`;
+    return low ? ` (at least ${low})` : high ? ` (up to ${high})` : line.is_open && line.is_open[row] ? " (no bound)" : "";
+  }
   // Shows every line's value near the cursor, the largest first.
   function read(u, place, lines, o) {
     const reading = place.querySelector("output"), { left, top } = u.cursor;
@@ -170,11 +177,11 @@
     const near = found.slice().sort((a, b) => away(a) - away(b)), kept = new Set(near.slice(0, MOST_READ));
     const table = document.createElement("table");
     found.filter(each => kept.has(each)).forEach(each => {
-      const { line, row } = each, low = line.low && line.low[row], cells = table.insertRow();
+      const { line, row } = each, cells = table.insertRow();
       cells.classList.toggle("nearest", each === near[0] && found.length > 1);
       cells.insertCell().append(report.swatch(line));
       cells.insertCell().textContent = line.name + (line.label && line.label[row] ? ": " + line.label[row] : "");
-      cells.insertCell().textContent = o.valueText(line.y[row]) + (seen(low) ? ` (${o.valueText(low)} to ${o.valueText(line.high[row])})` : "");
+      cells.insertCell().textContent = o.valueText(line.y[row]) + intervalText(line, row, o);
     });
     const head = document.createElement("strong");
     head.textContent = o.placeText(near[0].line.x[near[0].row]) + " \u2014 " + o.yTitle;
