@@ -92,7 +92,8 @@ class Forest:
     def tick(self) -> float:
         """A round number that lies inside on one side at least."""
         most = max(self.high, -self.low)
-        return next(step for power in range(9, -12, -1) for step in (5 * 10.0**power, 2 * 10.0**power, 10.0**power) if step <= most)
+        powers = (10.0**power for power in range(308, -324, -1))
+        return next(step for power in powers for step in (5 * power, 2 * power, power) if step <= most)
 
 
 def _style_of(report: Report, row: Row) -> CurveStyle | None:

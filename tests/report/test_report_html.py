@@ -21,7 +21,7 @@ from markupsafe import escape
 
 from mhsh.report.curves import difference_lines, group_lines
 from mhsh.report.html import to_html
-from mhsh.report.report import MARK, Point, Points, Reference, Report, Series
+from mhsh.report.report import MARK, Column, Point, Points, Reference, Report, Row, Series, Table, TableCell
 from mhsh.text import sanitize
 from tests.report.browser import PROGRAM, Browser
 from tests.report.reports import content_of, planted_report
@@ -115,6 +115,15 @@ def test_the_policy_names_the_very_scripts_and_styles_of_the_page(report: Report
 def test_a_report_without_curves_is_a_page(report: Report) -> None:
     text = to_html(dataclasses.replace(report, curves=None)).decode()
     assert 'id="curves"' not in text and 'data-points="0"' in text and report.title in text
+
+
+@pytest.mark.parametrize("size", [1e-300, 3e-12, 0.02, 4e12])
+def test_differences_of_any_size_have_a_scale(size: float) -> None:
+    row = Row(("b", TableCell("", value=size, low=0.0, high=size)))
+    table = Table("", (Column("group"), Column("difference", numeric=True, forest=True)), (row,))
+    text = to_html(Report("", tables=(table,))).decode()
+    (shown,) = re.findall(r">\+(\S+)</text>", text)
+    assert size / 2.5 <= float(shown.replace("\u2212", "-")) <= size
 
 
 IN_BROWSER = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
