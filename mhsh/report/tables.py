@@ -50,7 +50,9 @@ def groups_tables(sections: Sequence[ReportSection]) -> list[Table]:
     """The table of each section: the primary measure of every group, its difference to the
     baseline, and the tokens that it took. All have the columns that hold something in one of them.
     """
-    tables = list(map(_groups_table, sections))
+    fields = list(dict.fromkeys(field for section in sections for field in _tuned_fields(section)))
+    measures = list(dict.fromkeys(section.comparison.measure.name for section in sections))
+    tables = [_groups_table(section, fields, measures) for section in sections]
     headings = {column.name for table in tables for column in table.drop_empty_columns().columns}
     note = f"{_MARK_NOTE} {differences_note(sections)}".rstrip()
     tables = [dataclasses.replace(table, note=note) for table in tables]
@@ -67,14 +69,15 @@ def differences_note(sections: Sequence[ReportSection]) -> str:
     return " ".join([_MOVED_NOTE] * moved + [_UNTRAINED_NOTE] * untrained)
 
 
-def _groups_table(section: ReportSection) -> Table:
+def _groups_table(section: ReportSection, fields: Sequence[str], measures: Sequence[str]) -> Table:
+    """`fields` and `measures` are those of all sections, of which this one has some."""
     comparison = section.comparison
     columns = (
         Column("group"),
-        *(Column(f"best {field}", numeric=True, rank=3) for field in tuned_fields(section)),
+        *(Column(f"best {field}", numeric=True, rank=3) for field in fields),
         Column("difference", numeric=True, rank=1, forest=True),
         Column("against the margin", rank=1),
-        Column(comparison.measure.name, numeric=True, rank=2),
+        *(Column(name, numeric=True, rank=2) for name in measures),
         Column("tokens to equal loss", numeric=True, rank=4),
         Column("trained", numeric=True, rank=3),
         Column(CAUTION, rank=5),
@@ -87,17 +90,12 @@ def _groups_table(section: ReportSection) -> Table:
             words = difference_words(finding.difference)
             difference = _estimate_cell(finding.difference, words, unbounded_reason(comparison, place))
             difference = dataclasses.replace(difference, mark=_MARKS.get(finding.verdict, ""))
-        best = [
-            TableCell(f"{choice.optimum.rate:g}", value=choice.optimum.rate) if choice.optimum else "none"
-            for choice in [group.choice]
-            if choice
-        ]
         cells = [
             group.name,
-            *best,
+            *(_best_cell(group, field) for field in fields),
             difference,
             _decision_cell(finding),
-            _measure_cell(comparison, place),
+            *(_measure_cell(comparison, place) if name == comparison.measure.name else "" for name in measures),
             _ratio_cell(finding, "tokens"),
         ]
         cells += [_trained_cell(group), "; ".join(cautions(comparison, place))]
@@ -121,9 +119,16 @@ def _ratio_cell(finding: Finding | None, axis: str) -> str | TableCell:
     return _estimate_cell(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""
 
 
-def tuned_fields(section: ReportSection) -> list[str]:
+def _tuned_fields(section: ReportSection) -> list[str]:
     """The field of --over, if there is one."""
     return [choice.over.split(".")[1] for choice in section.comparison.experiment.choices[:1]]
+
+
+def _best_cell(group: Group, field: str) -> str | TableCell:
+    """The best value of a tuned field."""
+    if group.choice is None or group.choice.over.split(".")[1] != field:
+        return ""
+    return TableCell(f"{group.choice.optimum.rate:g}", value=group.choice.optimum.rate) if group.choice.optimum else "none"
 
 
 def _measure_cell(comparison: Comparison, place: int) -> TableCell:

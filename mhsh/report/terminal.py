@@ -24,7 +24,7 @@ def print_report(report: Report, console: Console) -> None:
 
     Everything is text: no colour carries meaning.
     """
-    table = report.tables[0] if report.tables else None
+    table = report.tables[0].drop_empty_columns() if report.tables else None
     fitted, has_notes = _fit_table(table, console) if table else (None, False)
     note = f"{table.note} {table.intervals if has_notes else ''}".strip() if table else ""
     below = [*[note] * bool(note), *(f"- {sentence}" for sentence in report.summary[:_SENTENCES])]
