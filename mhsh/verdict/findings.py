@@ -244,12 +244,13 @@ def _changes(comparisons: Sequence[Comparison]) -> list[Change]:
         matching_place = _matching_place(first, place, other)
         if matching_place is None:
             continue
-        ours, theirs = _differences(first, place), _differences(other, matching_place)
-        common = ours.keys() & theirs.keys()
+        both = _differences(first, place), _differences(other, matching_place)
+        common = both[0].keys() & both[1].keys()
         if common:
+            ours, theirs = ({each: values[each] for each in common} for values in both)
             doubt = other.doubt(matching_place).subtract(first.doubt(place))
             judged = judge(difference(theirs, ours), doubt=doubt)
-            means = statistics.fmean(ours[each] for each in common), statistics.fmean(theirs[each] for each in common)
+            means = statistics.fmean(ours.values()), statistics.fmean(theirs.values())
             names = group.name, other.experiment.groups[matching_place].name
             places = (place, matching_place), (first.baseline, other.baseline)
             pairs = [(first.experiment.groups[one], other.experiment.groups[two]) for one, two in places]

@@ -361,6 +361,14 @@ def test_a_change_of_groups_whose_shapes_are_equal_is_that_of_a_namesake(tmp_pat
     assert "(3x8 admin, name lamb): budget" in lamb and "(3x8 admin, name muon): budget" in muon
 
 
+def test_a_change_over_one_seed_in_common_is_what_its_two_differences_are_apart(tmp_path: Path) -> None:
+    for name, seeds, slope in (("a", "0,1,2", 0.01), ("b", "2,3,4", 0.05)):
+        axes = ["heads_per_layer=8,1", f"seed={seeds}"]
+        swept(tmp_path / name, axes, lambda heads, seed, slope=slope: 2.4 + 0.01 * seed + slope * seed * (heads == 1))
+    (change,) = changes_in(report_of([tmp_path / "a", tmp_path / "b"]))
+    assert "changes the difference from +0.020 to +0.100, by +0.080, which may be chance" in change
+
+
 def test_a_change_between_sweeps_is_of_the_only_two_that_stand_alike(tmp_path: Path) -> None:
     """With three depths 4x8 and 8x8 have as many heads a layer."""
     for axis in ("num_layers=2,4", "num_layers=2,4,8"):
