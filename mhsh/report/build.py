@@ -49,7 +49,7 @@ def build_report(page: Page, margin: float = 0.0) -> Report:
     """The report of a page that was judged against that margin; of a sweep over lengths of training
     the longest answers, and comes first.
     """
-    comparisons, changes, pooled = page
+    comparisons, changes, pooled, tests = page
     sections = _sections(_sort_by_budget(comparisons))
     titles = [title(section.comparison, section.prefix) for section in sections]
     statements = [f"{section.prefix}{sentence}" for section in sections for sentence in sentences(section.comparison)]
@@ -66,18 +66,15 @@ def build_report(page: Page, margin: float = 0.0) -> Report:
         problems=tuple(dict.fromkeys(line for each in comparisons for line in each.experiment.problems)),
         margin=margin or None,
         rules=_rules(page, margin),
-        caption=_caption(sections, len(changes)),
+        caption=_caption(sections, tests),
     )
 
 
-def _caption(sections: Sequence[ReportSection], changes: int) -> str:
+def _caption(sections: Sequence[ReportSection], tests: int) -> str:
     """The caption of the table of results in a paper: it says how its numbers were made."""
     groups = [group for section in sections for group in section.groups]
     seeds = sorted({len(group.trained_members) for group in groups if group.trained_members})
     words = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
-    tests = changes + sum(
-        bool(finding and finding.tested_difference) for section in sections for finding in section.comparison.findings
-    )
     return (
         f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
         f"{_baseline_words(sections)}, seed by seed where both have it; all their intervals hold together with 95 % ({tests} "

@@ -114,6 +114,7 @@ class Page(NamedTuple):
     comparisons: list[Comparison]
     changes: list[Change]
     pooled: list[PooledDifference]
+    tests: int = 1  # whose intervals hold together
 
 
 def compare(
@@ -158,7 +159,7 @@ def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
     tests = max(1, sum(not math.isnan(p_value) for p_value in p_values))
     judged = [_judge_comparison(each, pairs, tests, margin) for each, pairs in zip(comparisons, tested, strict=True)]
     changes = [dataclasses.replace(each, estimate=judge(each.estimate, doubt=each.doubt, tests=tests)) for each in changes]
-    return Page(judged, changes, _pool_comparisons(judged))
+    return Page(judged, changes, _pool_comparisons(judged), tests)
 
 
 def margin_of(experiment: Experiment, margin: float | None = None) -> float:

@@ -124,7 +124,7 @@ def test_a_row_has_its_decision_its_ratio_of_tokens_and_its_spikes(make_run: Mak
         and cells(stability, 0)["the highest spike"].text == ""
     )
     two = cells(report_of([*paths[:2], *paths[3:5]], margin=0.02).results[0], 1)
-    assert two["against the margin"].text == "too few seeds"
+    assert two["against the margin"].text == "too few seeds" and "(1 test, Bonferroni)" in report.caption
     assert any("margin" in rule for rule in report.rules) and not any("margin" in rule for rule in report_of(paths).rules)
     assert "against the margin" not in [column.name for column in report_of(paths).results[0].columns]
 
@@ -209,7 +209,7 @@ def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
             for seed, loss in enumerate(losses)
         ]
     )
-    assert report.curves is not None
+    assert report.curves is not None and "(1 test, Bonferroni)" in report.caption  # that of the ranks
     assert [group.averaged for group in report.curves.groups] == [True, False]
     assert cells(report.tables[0], 1)["trained"].text == "1 of 3" and cells(report.tables[0], 1)["difference"].mark == "\u2020"
     assert report.results[0].note.endswith(

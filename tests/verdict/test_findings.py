@@ -146,7 +146,7 @@ def test_a_change_is_of_the_seeds_that_have_the_measure(tmp_path):
             value = None if (size, grouped, seed) == (1, 1, 4) else 20.0 + seed * grouped / 9 + size * (grouped == 1)
             edit_last_row(sweep / "runs" / f"heads_per_layer-{grouped}_seed-{seed}", bleu=value)
     sections = load_experiment(paths).sections()
-    _, (change,), _ = judge_page([compare(section, "bleu", section=words) for words, section in sections.items()])
+    _, (change,), *_ = judge_page([compare(section, "bleu", section=words) for words, section in sections.items()])
     assert change.estimate.seeds == 4 and change.estimate.mean == pytest.approx(1.0)
 
 
@@ -223,7 +223,7 @@ def test_a_difference_that_changes_from_one_sweep_to_the_next_is_tested(tmp_path
     larger = [loss + 0.03 + 0.001 * seed for seed, loss in enumerate(DEEP)]
     paths = [heads(tmp_path / name, SHALLOW, deep) for name, deep in (("small", DEEP), ("large", larger), ("same", DEEP))]
     sections = load_experiment(paths).sections()
-    comparisons, changes, _ = judge_page([compare(section, section=words) for words, section in sections.items()])
+    comparisons, changes, *_ = judge_page([compare(section, section=words) for words, section in sections.items()])
     assert [verdicts(comparison) for comparison in comparisons] == [[None, HIGHER]] * 3
     grown, same = changes
     assert grown.estimate.mean == pytest.approx(0.032) and grown.estimate.is_significant
@@ -252,7 +252,7 @@ def test_a_change_is_as_fair_as_a_difference(tmp_path, fields: dict[str, Any], w
     for path in paths[1].glob("runs/*/run.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     sections = load_experiment(paths).sections()
-    comparisons, (change,), _ = judge_page([compare(section, section=words) for words, section in sections.items()])
+    comparisons, (change,), *_ = judge_page([compare(section, section=words) for words, section in sections.items()])
     assert all(finding.fairness.is_comparable for each in comparisons for finding in each.findings if finding)
     assert change_words(change).partition("chance")[2] == f"{words}."
 
