@@ -233,6 +233,12 @@ def test_validation_is_shown_first_unless_a_run_has_training_rows_alone(make_run
         assert measure in [column.name for column in report.tables[0].columns]
 
 
+def test_fields_are_searched_as_they_are_typed(make_run: MakeRun) -> None:
+    """The page's `batch_size>1500` compares numbers, and its `batch_size=2048` texts."""
+    report = report_of([make_run(f"{size}", [4.0, 3.0], training={"batch_size": size}) for size in (1024, 2048)])
+    assert report.curves is not None and report.curves.fields == {"train.batch_size": ("1024", "2048")}
+
+
 def test_of_long_curves_a_part_is_drawn_and_that_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "MOST_POINTS", 1500)
     report = report_of([make_run("a", [3 + math.sin(step) for step in range(2500)])])
