@@ -205,6 +205,15 @@ def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> 
         choose(browser, view="groups", log_x=True, log_y=True)
         ticks = browser.evaluate("document.querySelector('.plot').chart.plot.axes.map(axis => axis._splits)")
         assert all(3 <= len(each) <= 20 for each in ticks) and ticks[0][0] >= 10
+        # A band goes down to the frame where its end is not above zero, and leaves out a gap.
+        line = "{...p.chart.lines[0], x: [5, 9, 12, 14, 15], y: [2, 2, null, 2, 2], high: [2.3, 2.3, null, 2.3, 2.3], low: [2.2, -1, null, 2.2, 2.2]}"
+        bands = browser.evaluate(
+            f"(p => report.shapes(p.chart.plot, [{line}], p.chart.o).clipped.filter(s => s.fill && s.opacity).map(s => s.d))"
+            "(document.querySelector('.plot'))"
+        )
+        corners = [re.findall(r"[ML]\S+ (\S+?)(?=L|$)", piece) for piece in bands[0].split("Z")[:-1]]
+        height = browser.evaluate("document.querySelector('.plot').chart.plot.over.clientHeight")
+        assert len(bands) == 1 and [[float(y) > height for y in piece] for piece in corners] == [[False] * 3 + [True], [False] * 4]
         choose(browser, log_x=False, log_y=False)
         # Rows are sorted by the numbers behind them.
         sorts = "document.querySelector('#claim .first table [data-sort=\"0\"]').click()"

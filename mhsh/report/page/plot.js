@@ -85,15 +85,18 @@
     const beside = line => isShared ? Math.min(6, 24 / lines.length) * (lines.indexOf(line) - (lines.length - 1) / 2) : 0;
     const at = (line, column) => line.x.map((x, row) => seen(x, o.logX) && seen(line[column][row], o.logY)
       ? [plot.valToPos(x, "x") + beside(line), plot.valToPos(line[column][row], "y")] : null);
+    // On a logarithmic axis, what is not above zero is below the frame.
+    const floored = line => o.logY ? { ...line, low: line.low.map(value => value === null ? null : Math.max(value, o.ranges.y[0] / 10)) } : line;
     const path = points => points.map((point, index) =>
       point ? `${points[index - 1] ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}` : "").join("");
     o.references.forEach(each => clipped.push({ d: `M0 ${plot.valToPos(each.value, "y")}H${width}`, stroke: GREY, width: 1.5, dash: [3, 4] }));
     if (o.raw && lines.length <= MOST_RAW) lines.filter(line => line.raw).forEach(line => clipped.push({ d: path(at(line.raw, "y")), stroke: line.color, opacity: 0.25 }));
     lines.forEach(line => {
       const points = at(line, "y"), stroke = line.color, rows = visible(line, o, o.ranges.x);
-      const [low, high] = line.low ? [at(line, "low"), at(line, "high")] : [[], []];
+      const [low, high] = line.low ? [at(floored(line), "low"), at(line, "high")] : [[], []];
       if (!o.bars && low.some(Boolean)) {
-        clipped.push({ d: path([...high.filter(Boolean), ...low.filter(Boolean).reverse()]) + "Z", fill: stroke, opacity: lines.length > 6 ? 0.07 : 0.15 });
+        const pieces = low.slice(1).map((end, row) => [low[row], high[row], high[row + 1], end]).filter(corners => corners.every(Boolean));
+        clipped.push({ d: pieces.map(corners => path(corners) + "Z").join(""), fill: stroke, opacity: lines.length > 6 ? 0.07 : 0.15 });
       }
       clipped.push({ d: path(o.bars ? points.filter(Boolean) : points), stroke, width: 2, dash: line.dash });
       const every = rows.length <= DOTTED_UP_TO || o.bars ? 1 : Math.ceil(rows.length / SPARSE);
