@@ -206,7 +206,8 @@ def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> 
         ticks = browser.evaluate("document.querySelector('.plot').chart.plot.axes.map(axis => axis._splits)")
         assert all(3 <= len(each) <= 20 for each in ticks) and ticks[0][0] >= 10
         # A band goes down to the frame where its end is not above zero, and leaves out a gap.
-        line = "{...p.chart.lines[0], x: [5, 9, 12, 14, 15], y: [2, 2, null, 2, 2], high: [2.3, 2.3, null, 2.3, 2.3], low: [2.2, -1, null, 2.2, 2.2]}"
+        y = "y: [2, 2, null, 2, 2], high: [2.3, 2.3, null, 2.3, 2.3], low: [2.2, -1, null, 2.2, 2.2]"
+        line = f"{{...p.chart.lines[0], x: [5, 9, 12, 14, 15], {y}}}"
         bands = browser.evaluate(
             f"(p => report.shapes(p.chart.plot, [{line}], p.chart.o).clipped.filter(s => s.fill && s.opacity).map(s => s.d))"
             "(document.querySelector('.plot'))"
@@ -215,6 +216,12 @@ def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> 
         height = browser.evaluate("document.querySelector('.plot').chart.plot.over.clientHeight")
         assert len(bands) == 1 and [[float(y) > height for y in piece] for piece in corners] == [[False] * 3 + [True], [False] * 4]
         choose(browser, log_x=False, log_y=False)
+        # What says that there is nothing goes when there is something.
+        choose(browser, search="no such run")
+        nothing = "(o => o.hidden ? '' : o.textContent)(document.querySelector('.plot output'))"
+        assert browser.evaluate(nothing) == "None of the runs shown logged this."
+        choose(browser, search="")
+        assert browser.evaluate(nothing) == ""
         # Rows are sorted by the numbers behind them.
         sorts = "document.querySelector('#claim .first table [data-sort=\"0\"]').click()"
         names = "[...document.querySelectorAll('#claim .first tbody th')].map(th => th.textContent.trim())"

@@ -1,6 +1,7 @@
 // Puts the page together: switches, search and legend change the plots, the table of runs and the page's address.
 "use strict";
 (report => {
+  const NONE = "None of the runs shown logged this.";
   const [form, curves, legend] = ["switches", "curves", "legend"].map(id => document.getElementById(id));
   report.content = JSON.parse(document.getElementById("content").textContent);
 
@@ -111,7 +112,9 @@
       endText: (line, end, isInside) => sign(end) + report.metricNumber(metric, end, 3) + (isNamed && !isInside ? " " + short(line.name, 26) : ""),
       valueText: each => sign(each) + report.metricNumber(metric, each), placeText: at => report.place(state.axis, at),
     });
-    if (!lines.length) Object.assign(place.querySelector("output"), { hidden: false, textContent: "None of the runs shown logged this." });
+    const reading = place.querySelector("output");
+    if (!lines.length) Object.assign(reading, { hidden: false, textContent: NONE });
+    else if (reading.textContent === NONE) reading.hidden = true;
     return lines.map(line => line.rows);
   }
 
