@@ -204,9 +204,12 @@ def training_table(sections: Sequence[ReportSection]) -> Table | None:
             steps, seconds = (np.ptp(last.x[axis][-_RATE_ROWS:]) for axis in ("step", "seconds"))
             rate = float(steps / seconds) if seconds > 0 else math.nan
         total = run.config.train.num_steps
-        time_left = text.duration((total - step) / rate) if rate > 0 else "not known yet"
-        done = f"{step:,.0f} of {total:,}" if run.has_logged else "prepares or compiles"
-        rows.append(Row((run.name, done, f"{rate:.3g}" if rate > 0 else "", time_left)))
+        done = TableCell(f"{step:,.0f} of {total:,}" if run.has_logged else "prepares or compiles", value=step)
+        speed, time_left = TableCell(""), TableCell("not known yet")
+        if rate > 0:
+            seconds = (total - step) / rate
+            speed, time_left = TableCell(f"{rate:.3g}", value=rate), TableCell(text.duration(seconds), value=seconds)
+        rows.append(Row((run.name, done, speed, time_left)))
     columns = (
         Column("run"),
         Column("step", numeric=True),

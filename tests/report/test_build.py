@@ -192,6 +192,8 @@ def test_runs_that_train_are_shown_with_their_rate_and_no_problem(make_run: Make
     shown = {row.full_cells[0].text: [cell.text for cell in row.full_cells[1:]] for row in report.training.rows}
     assert shown["young"] == ["prepares or compiles", "", "not known yet"]
     assert shown["busy"][0] == "20 of 100" and float(shown["busy"][1]) > 0 and shown["busy"][2].endswith(("s", "min"))
+    sorted_by = {row.full_cells[0].text: [cell.value for cell in row.full_cells[1:]] for row in report.training.rows}
+    assert sorted_by["young"] == [0, None, None] and sorted_by["busy"] == [20, pytest.approx(10), pytest.approx(8)]
 
 
 def test_two_kinds_of_run_are_no_mean(make_run: MakeRun) -> None:
