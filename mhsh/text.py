@@ -133,13 +133,15 @@ def shorten_all(names: Sequence[str], most: int) -> tuple[list[str], str]:
 
 
 def format_loss(value: float | None) -> str:
-    """A loss in nats per token, three decimals."""
+    """A loss in nats per token, three decimals; of one near 0, or a huge one, three digits."""
     if value is None:
         return NOT_RECORDED
-    return f"{value:.3f}" if math.isfinite(value) else "not finite"
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:.3f}" if 0.0005 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
 
 
-def format_signed(value: float, words: Callable[[float], str] = format_loss) -> str:
+def format_signed(value: float, words: Callable[[float], str] = "{:.3f}".format) -> str:
     """The value in words, after its sign."""
     return ("\u2212" if value < 0 else "+") + words(abs(value))
 

@@ -58,6 +58,13 @@ def test_numbers_in_few_digits() -> None:
 
 def test_loss() -> None:
     assert [format_loss(value) for value in (None, 2.60349, math.nan)] == ["not recorded", "2.603", "not finite"]
+    assert [format_loss(value) for value in (0.0, 2.34e-5, -4e-4, 0.002, 2e12)] == [
+        "0.000",
+        "2.34e-05",
+        "-0.0004",
+        "0.002",
+        "2e+12",
+    ]
     assert format_interval(-0.02, 0.00004) == "\u22120.020 to +4e-05"
     assert format_interval(-math.inf, 0.0) == "up to +0.000"
 

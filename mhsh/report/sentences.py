@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from mhsh.storage import outcome
-from mhsh.text import format_difference, format_interval, format_list, format_loss, format_names, format_signed
+from mhsh.text import format_difference, format_interval, format_list, format_loss, format_names, format_range, format_signed
 from mhsh.verdict.decision import EQUIVALENT, UNDECIDED, Decision, PooledDifference
 from mhsh.verdict.estimate import CONFIDENCE, MIN_SEEDS, TOO_FEW, Estimate
 from mhsh.verdict.fairness import Fairness, unit_mismatch
@@ -370,7 +370,7 @@ def _join_groups(statements: Iterable[tuple[str, str]]) -> Iterable[str]:
 
 
 def _mean_words(mean: Estimate) -> str:
-    interval = f" (95 % interval {mean.low:.3f} to {mean.high:.3f}, {mean.seeds} seeds)" if mean.has_interval else ""
+    interval = f" (95 % interval {format_range(mean.low, mean.high, format_loss)}, {mean.seeds} seeds)" if mean.has_interval else ""
     return f"{format_loss(mean.mean)}{interval}"
 
 

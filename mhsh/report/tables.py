@@ -227,7 +227,7 @@ def stability_table(section: ReportSection) -> Table | None:
     for place, stability in enumerate(section.comparison.stabilities):
         if stability is not None:
             run, step, loss = stability.first_spike or ("", 0, 0)
-            spike = f"{loss:.3f} at step {step:,.0f} of {run}" if run else ""
+            spike = f"{format_loss(loss)} at step {step:,.0f} of {run}" if run else ""
             norms = [*stability.gradient_norm] or [None] * len(QUANTILES)
             numbers = [
                 TableCell("" if value is None else _format_short(value), value=value)

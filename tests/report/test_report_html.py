@@ -216,6 +216,9 @@ def test_a_view_its_address_and_its_pictures(report: Report, tmp_path: Path) -> 
         height = browser.evaluate("document.querySelector('.plot').chart.plot.over.clientHeight")
         assert len(bands) == 1 and [[float(y) > height for y in piece] for piece in corners] == [[False] * 3 + [True], [False] * 4]
         choose(browser, log_x=False, log_y=False)
+        # A loss near 0 has digits, and a huge one no zeros.
+        numbers = browser.evaluate("[2.5, -0.1, 0, 2.34e-5, 2e12].map(loss => report.metricNumber('loss', loss, 3))")
+        assert numbers == ["2.500", "\u22120.100", "0.000", "2.340e-5", "2T"]
         # What says that there is nothing goes when there is something.
         choose(browser, search="no such run")
         nothing = "(o => o.hidden ? '' : o.textContent)(document.querySelector('.plot output'))"

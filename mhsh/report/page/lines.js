@@ -15,9 +15,11 @@ window.report = {};
     const decimals = Math.max(0, digits - 1 - Math.max(0, Math.floor(Math.log10(Math.abs(scaled) || 1))));
     return scaled.toLocaleString("en-US", { maximumFractionDigits: size < 0.1 ? decimals + 3 : decimals }) + suffix;
   };
-  // Losses have equally many decimals, so that they can be compared.
-  report.metricNumber = (metric, value, decimals = 4) =>
-    report.content.metrics[metric].unit === "nats per token" ? value.toFixed(decimals).replace("-", "\u2212") : report.number(value, 4);
+  // Losses have equally many decimals, so that they can be compared; one near 0, or a huge one, has digits instead, as in mhsh/text.py.
+  report.metricNumber = (metric, value, decimals = 4) => {
+    const size = Math.abs(value), plain = report.content.metrics[metric].unit === "nats per token" && (!size || (size >= 0.0005 && size < 1e6));
+    return plain ? value.toFixed(decimals).replace("-", "\u2212") : report.number(value, 4).replace(/^-/, "\u2212");
+  };
   report.place = (axis, value) =>
     axis === "step" ? UNITS.step + Math.round(value).toLocaleString("en-US") : report.number(value, 5) + (UNITS[axis] || "");
   report.metricTitle = (state, key) => {
