@@ -16,9 +16,10 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.errors import UserError
-from mhsh.storage.files import check_new_file, check_suffix, write_new
+from mhsh.storage.files import absolute, check_new_file, check_suffix, write_new
 from mhsh.storage.run_folder import RunFolder
 from mhsh.text import to_json, whole_numbers
+from mhsh.verdict.runs import distinct_names
 
 FORMAT = 1  # of the JSON
 PICTURES = (".png", ".svg")
@@ -97,9 +98,8 @@ def run(
     if kind == "amplification" and config is not None:
         results: dict[str, Any] = {"config": to_record(config), "schemes": _schemes(config, rows, **options)}
     else:
-        sources = (
-            [_fresh(config, rows)] if config is not None else (_load_run(folder, given.changes, step, rows) for folder in folders)
-        )
+        named = zip(distinct_names(list(map(absolute, folders))), folders, strict=True)
+        sources = [_fresh(config, rows)] if config is not None else (_load_run(*each, given.changes, step, rows) for each in named)
         results = {"models": [_result(kind, source, options) for source in sources]}
     document = {"format": FORMAT, "kind": kind, "environment": environment(), "settings": {"rows": rows, **options}, **results}
     _write(document, Path(out))
@@ -142,7 +142,7 @@ def _check(kind: str, folders: Sequence[str], config: Config | None, step: int |
         raise UserError(f"train.start_from = {config.train.start_from!r} makes no fresh model; probe that run itself")
 
 
-def _load_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> ProbedModel:
+def _load_run(name: str, folder: str, changes: Sequence[tuple[str, Any]], step: int | None, rows: int) -> ProbedModel:
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus
 
     run_folder = RunFolder(folder)
@@ -150,7 +150,7 @@ def _load_run(folder: str, changes: Sequence[tuple[str, Any]], step: int | None,
     _, params = load_for_inference(run_folder, config, step, 1)
     corpus = load_recorded_corpus(run_folder, config)
     at = step if step is not None else run_folder.newest_checkpoint()
-    return ProbedModel(Path(folder).name or folder, at, config, params, _batch(corpus, rows), corpus)
+    return ProbedModel(name, at, config, params, _batch(corpus, rows), corpus)
 
 
 def _fresh(config: Config, rows: int) -> ProbedModel:

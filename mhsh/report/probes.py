@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from mhsh.config.recorded import from_record
-from mhsh.config.shapes import shape_name
 from mhsh.report.figure_files import PAGE, add_legend, curve_style, figure_bytes, figure_style
 from mhsh.report.report import Table
 from mhsh.report.terminal import UNBOUNDED, print_line, print_table
 from mhsh.verdict.estimate import estimate, half_width_factor
-from mhsh.verdict.groups import group_by_seeds, reset_seeds
+from mhsh.verdict.groups import group_by_seeds, names_of, reset_seeds
 
 AUTHOR = "written by mhsh probe"
 
@@ -61,16 +60,17 @@ def print_tables(found: Sequence[Table]) -> None:
 
 def model_groups(models: Sequence[Model]) -> list[tuple[str, list[int]]]:
     """Name and indices of each group of models at the same step, by GROUP_RULE. The name is that of
-    a single model; of several, their shape, scheme and number.
+    a single model; of several, their shape, scheme, the fields in which such groups differ, and
+    number.
     """
     configs = [from_record(model["config"], model["name"]) for model in models]
     keys = [(reset_seeds(config), model["step"]) for config, model in zip(configs, models, strict=True)]
-    groups = []
-    for indices in group_by_seeds(keys, configs):
-        first = configs[indices[0]].model
-        several = f"{shape_name(first)} {first.residual}, {len(indices)} seeds"
-        groups.append((several if len(indices) > 1 else models[indices[0]]["name"], indices))
-    return groups
+    groups = group_by_seeds(keys, configs)
+    names = names_of([configs[indices[0]] for indices in groups])
+    return [
+        (f"{name}, {len(indices)} seeds" if len(indices) > 1 else models[indices[0]]["name"], indices)
+        for name, indices in zip(names, groups, strict=True)
+    ]
 
 
 def _over_seeds(cells: Sequence[str | float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_a_run(run, tmp_path, capsys, kind):
         assert len(figures) == 3 and min(figures) > 0
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     ET.fromstring(out.with_suffix(".svg").read_bytes())
+
+
+def test_runs_of_one_name_are_told_apart(run, tmp_path, capsys):
+    again, out = shutil.copytree(run, tmp_path / "again" / run.name), tmp_path / "found.json"
+    assert main(["probe", "similarity", str(run), str(again), "--rows=2", f"--out={out}"]) == 0
+    names = [model["name"] for model in json.loads(out.read_text())["models"]]
+    assert names == [f"{path.parent.name}/{run.name}" for path in (run, again)]
+    said = capsys.readouterr().out
+    assert all(name in said for name in names)
 
 
 @pytest.mark.slow

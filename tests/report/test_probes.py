@@ -60,6 +60,14 @@ def test_means_over_seeds_have_the_interval_of_the_seeds(capsys):
     assert re.search(r"^ *last left out +1 of 2", means, re.MULTILINE)
 
 
+def test_groups_of_one_shape_are_named_by_what_they_differ_in():
+    models = [model("a", seed) for seed in range(2)] + [model("b", seed) for seed in range(2)]
+    for each in models[2:]:
+        each["config"]["optimizer"] = each["config"]["optimizer"] | {"learning_rate": 0.5}
+    names = [name for name, _ in model_groups(models)]
+    assert names == ["2x8 admin, learning_rate 0.002, 2 seeds", "2x8 admin, learning_rate 0.5, 2 seeds"]
+
+
 def test_runs_of_single_seeds_have_no_second_table(capsys):
     print_tables(tables({"kind": "ablation", "models": [model("a", 0), model("b", 0, heads=4)]}))
     assert "seeds" not in capsys.readouterr().out
