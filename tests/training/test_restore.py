@@ -16,6 +16,7 @@ from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
+from mhsh.training.activations import replace_policy
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.checkpoints.restore import average, check_same_vocabulary, init_from_run, newest_steps
 from mhsh.training.sharding import put_batch
@@ -105,9 +106,11 @@ def classification(config: Config, folder: Path) -> Config:
     return starting_from(replace(config, model=model, data=data), folder, eval_batches=0)
 
 
-def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained):
+@pytest.mark.parametrize("policy", ["none", "gathered_groups"])
+def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, policy):
+    """Sharded as the fresh state, also where the policies of both runs shard along other axes."""
     (config, folder, saved), shape = pretrained, (2, 2, 2)
-    config = classification(config, folder)
+    config = replace_policy(classification(config, folder), policy)
     state = fresh_state(config, shape)
     (params, opt_state, step), report = init_from_run(config, state, mesh_of(*shape))
     fresh = state.params

@@ -29,6 +29,7 @@ from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.parameters import parameter_path
 from mhsh.models.types import SUBLAYERS
 from mhsh.storage.run_folder import RunFolder, vocab_file
+from mhsh.training.activations import replace_policy
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
 from mhsh.training.mesh import make_mesh
@@ -158,7 +159,8 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     step = checkpoints.existing_step(None)
     optimizer = build_optimizer(other) if config.train.keep_moments else optax.identity()
-    abstract = abstract_state(other, optimizer, mesh)
+    # Sharded as this run's state, which its remat policy decides too.
+    abstract = abstract_state(replace_policy(other, config.model.remat_policy), optimizer, mesh)
     if config.train.keep_moments:
         if other.optimizer.name != config.optimizer.name:
             raise UserError(
