@@ -119,6 +119,7 @@ def _leaner_fields(config: Config, boxed: TrainState, mesh_shape: Mapping[str, i
             if footprint(cut, boxed, shape).total <= device_bytes:
                 changes = {
                     "model.remat_policy": (config.model.remat_policy, policy),
+                    "mesh.data": (mesh_shape[DATA_AXIS], shape[DATA_AXIS]),
                     "mesh.fsdp": (mesh_shape[FSDP_AXIS], shape[FSDP_AXIS]),
                     "train.accumulation_steps": (config.train.accumulation_steps, steps),
                 }

@@ -22,8 +22,8 @@ def test_what_cannot_fit_is_refused_with_what_needs_it_and_what_fits(make_config
     said, count = planned(least, data=4).refusal, parameter_counts(config.model)["total"]
     assert said is not None and said.startswith(f"out of memory: {count:,} parameters need ")
     assert all(part in said for part in ("(weights ", "gradients ", "moments ", "activations "))
-    assert said.endswith("; take --config.model.remat_policy=gathered_groups --config.mesh.fsdp=4")
-    assert planned(least, fsdp=4).refusal is None
+    assert said.endswith("; take --config.model.remat_policy=gathered_groups --config.mesh.data=1 --config.mesh.fsdp=4")
+    assert planned(least, data=1, fsdp=4).refusal is None
     assert planned(least // 8, data=4).refusal.endswith("; take more devices, or a smaller model")
 
 
