@@ -172,15 +172,21 @@ def batch_checksum(batch: Batch) -> UInt32[Array, 2]:
     return jnp.sum(jnp.stack(parts), axis=0, dtype=jnp.uint32)
 
 
-def eval_step(params: Any, batch: Batch, *, model: Model) -> WeightedSums:
-    """The metrics of one batch, without dropout."""
-    return predict_step(params, batch, model=model)[0]
+def eval_step(params: Any, batch: Batch, *, model: Model, count: int = 1) -> WeightedSums:
+    """The metrics of one batch, without dropout, in `count` micro-batches."""
+    return predict_step(params, batch, model=model, count=count)[0]
 
 
-def predict_step(params: Any, batch: Batch, *, model: Model) -> tuple[WeightedSums, Float[Array, "B ..."]]:
+def predict_step(params: Any, batch: Batch, *, model: Model, count: int = 1) -> tuple[WeightedSums, Float[Array, "B ..."]]:
     """The metrics of `eval_step`, and the logits of every row."""
-    outputs = forward(model, params, batch, None)
-    return psum_batch(compute_metrics(outputs, batch)), outputs.logits
+
+    def predict(rows: Batch) -> tuple[WeightedSums, Array]:
+        outputs = forward(model, params, rows, None)
+        return compute_metrics(outputs, rows), outputs.logits
+
+    sums, logits = jax.lax.map(predict, micro_batches(batch, count))
+    sums = psum_batch(jax.tree.map(functools.partial(jnp.sum, axis=0), sums))
+    return sums, logits.swapaxes(0, 1).reshape(-1, *logits.shape[2:])  # in the order of the batch
 
 
 def compile_train_step(

@@ -57,6 +57,7 @@ class Validator:
         self._search = {"num_hypotheses": num_hypotheses, "length_penalty": length_penalty}
         per_row = isinstance(corpus, ClassificationCorpus | SpanCorpus)
         step, out_specs = (predict_step, (PartitionSpec(), ROWS)) if per_row else (eval_step, PartitionSpec())
+        step = functools.partial(step, count=config.train.accumulation_steps)  # a whole batch may not fit
         self._compile = functools.partial(compile_eval_step, step, out_specs, config, model, mesh, params)
         self._compiling = compiling
         self._batches = corpus.validation_batches(config.train.batch_size, process_rows(mesh, config.train.batch_size))

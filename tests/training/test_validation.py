@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
+from msgspec.structs import replace
 
 from mhsh.data.load import load_corpus
 from mhsh.data.tables import ArrayTable
 from mhsh.models.build import build_model
-from mhsh.training.sharding import process_rows
+from mhsh.training.sharding import ROWS, process_rows, put_batch
+from mhsh.training.step import compile_eval_step, predict_step
 from mhsh.training.validation import Validator
+from tests.training.batches import random_batch
 from tests.training.states import ONE, fresh_state, mesh_of
 
 
@@ -51,3 +56,20 @@ def test_the_parts_of_the_loss_are_those_of_its_batches(config):
     assert 1 < len(whole.loss_parts) == validator.num_batches <= 20
     assert first.loss_parts == [first.values["target_loss"]] == whole.loss_parts[:1]
     np.testing.assert_allclose(np.average(whole.loss_parts, weights=weights), whole.values["target_loss"], rtol=1e-12)
+
+
+def test_a_validation_is_cut_into_the_micro_batches_of_a_step(config):
+    """On two devices: it needs no more memory than they do, and changes no figure and no row."""
+    corpus, model, mesh = load_corpus(config, None), build_model(config.model), mesh_of(2, 1, 1)
+    params, batch = fresh_state(config, (2, 1, 1)).params, put_batch(random_batch(config, config.train.batch_size), mesh)
+    values, sizes, logits = [], [], []
+    for count in (1, 4):
+        cut = replace(config, train=replace(config.train, accumulation_steps=count))
+        validator = Validator(cut, model, mesh, corpus, params)
+        values.append(validator(params, 1).values)
+        sizes.append(validator._step.memory_analysis().temp_size_in_bytes)
+        step = functools.partial(predict_step, count=count)
+        logits.append(np.asarray(compile_eval_step(step, (PartitionSpec(), ROWS), cut, model, mesh, params)(params, batch)[1]))
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-5 * np.abs(logits[0]).max())
+    assert sizes[1] < sizes[0] / 2
