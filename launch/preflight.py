@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from mhsh.cli.parser import parse
 from mhsh.config.schema import Config
 from mhsh.configs import shipped_name, take_config
 from mhsh.errors import UserError
@@ -95,26 +96,25 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     parser = _Parser(prog="mhsh train", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", required=True)
     parser.add_argument("--workdir", required=True)
-    parser.add_argument("-v", "--verbose", action="store_true")
     chips, config, fits = None, None, ""
     with collect_problem():
         chips = chips_of(accelerator_type)
     if arguments[0] == "work":
         with collect_problem():
-            fits = _fit_sweep(arguments[1:], chips, slices)
+            parse("work", arguments[1:])  # executes what --with names
+            fits = _fit_sweep([argument for argument in arguments[1:] if not argument.startswith("--")], chips, slices)
         return problems, fits
     if arguments[0] != "train":
         return problems, f"mhsh {arguments[0]} is not checked before"
     with collect_problem():
+        parse("train", arguments[1:])  # the same, and refuses what mhsh would
         options, rest = parser.parse_known_args(arguments[1:])
         if not options.workdir.startswith("gs://"):
             problems.append(
                 f"--workdir={options.workdir} is lost with the slice, and no two workers share it; take gs://BUCKET/RUN"
             )
-        config, unknown = take_config("config", options.config, rest)
+        config, _ = take_config("config", options.config, rest)
         assert config is not None, "--config is required"
-        if unknown:
-            raise UserError(f"{unknown[0].split('=')[0]} is not an argument of mhsh train")
         name = options.config.partition(":")[0]
         named = any(argument.split("=")[0] == "--config.data.source" for argument in rest)
         if (shipped_name(name) or name) in _FOR_A_CORPUS and config.data.source in EMBEDDED and not named:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launch.preflight import check, chips_of
@@ -35,13 +37,22 @@ def test_what_works_says_how_it_fits(source: str) -> None:
     assert (problems, fits[:37]) == ([], "16 x TPU v6 lite, remat_policy none: ")
 
 
+def test_every_flag_of_train_is_known(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("from mhsh.configs import bert\n\n\ndef get_config():\n    return bert.get_config('2l8h')\n")
+    flags = ("--fresh", "--accept-gap", f"--with={mine}", "--config.model.remat_policy=none")
+    assert check("v6e-8", 1, ["train", f"--config={mine}", *TINY[2:], *flags])[0] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
         (["work", "runs/s"], ["mhsh work runs/s: no worker has it; plan the sweep in a bucket"]),
-        (["train", "--config=bert:2l8h"], ["mhsh train: the following arguments are required: --workdir"]),
+        (["work", "gs://b/s", "--epochs=3"], ["--epochs=3 is not an argument of mhsh work"]),
+        (["train", "--config=bert:2l8h"], ["mhsh train needs --workdir"]),
+        (["train", "--workdir=gs://b/r"], ["mhsh train: the following arguments are required: --config"]),
         (["train", "--config=bert:none", "--workdir=gs://b/r"], ["bert has no variant 'none'"]),
-        ([*TINY, "--epochs=3"], ["--epochs is not an argument of mhsh train"]),
+        ([*TINY, "--epochs=3"], ["--epochs=3 is not an argument of mhsh train"]),
         ([*TINY[:2], "--workdir=r", TINY[3]], ["--workdir=r is lost with the slice"]),
         (TINY[:3], ["--config=bert:2l8h would train on the small embedded text of stdlib; give --config.data.source"]),
         ([*TINY[:3], "--config.data.source=text:gs://b/a.txt,b.txt"], ["data.source: no worker has gs://b/a.txt,b.txt"]),
@@ -77,5 +88,5 @@ def test_the_cells_of_a_sweep_are_checked(bucket: str, monkeypatch: pytest.Monke
     for name, sources, said in (("s", "stdlib", ""), ("t", "stdlib,text:a.txt", "data.source: no worker has a.txt")):
         axes = parse_axes(["batch_size=8,16", f"source={sources}"], fields)
         SweepFolder(f"gs://runs/{name}").open_for(Plan(axes, cells_of(axes, fields, lambda config: {})))
-        problems, fits = check("v6e-8", 1, ["work", f"gs://runs/{name}"])
+        problems, fits = check("v6e-8", 1, ["work", f"gs://runs/{name}", "--together=2"])
         assert (said in problems[0]) if said else (not problems and fits.startswith("8 x TPU v6 lite, remat_policy "))
