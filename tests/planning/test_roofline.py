@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -110,6 +111,18 @@ def test_what_an_h200_took_lies_in_the_range(make_config, shape, rows, seconds):
     time = step_time(make_config("bert", shape, **fields), CHIPS["h200"], 1)
     assert time.remat_policy == "projections"
     assert time.step_seconds.low < seconds < time.step_seconds.high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "shape"), [(0, "24l16h"), (1, "384l1h")])
+def test_the_page_of_planning_has_these_times(make_config, place, shape):
+    rows = re.findall(r"^\| (\d+) (v5e|v5p|h100) \| (.+) \|$", (ROOT / "docs/plan.md").read_text(encoding="utf-8"), flags=re.M)
+    assert len(rows) == 3
+    for number, kind, cells in rows:
+        time = step_time(make_config("bert", shape, **{"train.batch_size": 256}), CHIPS[kind], int(number))
+        milliseconds = [1e3 * seconds for seconds in time.step_seconds]
+        words = [f"{low:.0f} to {high:.0f}" for low, high in (milliseconds, time.chip_hours)]
+        assert cells.split(" | ")[place::2] == words
 
 
 def test_a_ring_within_a_domain_by_hand(config_of):
