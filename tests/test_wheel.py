@@ -232,7 +232,7 @@ def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> N
     commands = [shlex.split(command.replace("\\\n", " ") + changes[command.split()[1]]) for command in readme_commands()]
     assert {command[0] for command in commands} == {"mhsh"}
     printed = run(sys.executable, "-c", COMMANDS, json.dumps([command[1:] for command in commands]), cwd=tmp_path, PYTHONPATH=site)
-    assert "12 of them choose lr" in printed
+    assert "12 of them choose lr" in printed and "at least 18 runs" in printed
     table = json.loads((tmp_path / "report.json").read_bytes())["report"]["tables"][0]
     found = [dict(zip([column["name"] for column in table["columns"]], row["cells"], strict=True)) for row in table["rows"]]
     if change:  # no run learns anything in two steps

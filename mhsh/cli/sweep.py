@@ -322,9 +322,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     table.add_row("in all", *[""] * (len(names) + 1), f"{len(plan.cells):,}", "", *_sums(plan.cells))
     console.print(table)
     if plan.choosing is not None:
-        choices = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds).choices
-        trials = sum(len(choice.choosing) for choice in choices)
-        console.print(f"{trials} of them choose {plan.choosing.over}; the other seeds run at the chosen values", soft_wrap=True)
+        tuned = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds)
+        trials = {name for choice in tuned.choices for name in choice.choosing}
+        # At a value of each setting, which costs as much as another.
+        needed = trials | {member.name for group in tuned.groups for member in group.members}
+        cells = [cell for cell in plan.cells if cell.name in needed]
+        tokens, flops = _sums(cells)
+        words = f"{len(trials)} of them choose {plan.choosing.over}; the other seeds run at the chosen values alone"
+        console.print(f"{words}: at least {len(cells):,} runs, {tokens} tokens, {flops} FLOPs", soft_wrap=True)
 
 
 def _sums(cells: Sequence[Cell]) -> list[str]:

@@ -85,6 +85,14 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(capsys, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+def test_a_dry_run_counts_what_a_choice_leaves_out(capsys, tmp_path):
+    axes = ["heads_per_layer=8,1", "lr=1e-3,2e-3", "seed=0,1,2,3,4,5", "--over=lr"]
+    assert main(["sweep", *CONFIG, "--axes", *axes, f"--workdir={tmp_path / 's'}", "--dry-run"]) == 0
+    # Three seeds choose at both rates of both shapes, three report at one: 18 runs of 6 x 2 x 16.
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("12 of them choose lr; ") and "at least 18 runs, 3,456 tokens, " in last
+
+
 @pytest.mark.parametrize("width", [68, 80, 200])
 def test_a_plan_of_several_axes_fits_a_narrow_terminal(capsys, width):
     fields = load_fields("evidence", "heads")
