@@ -64,8 +64,9 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
 
 
 def _num_devices(config: Config) -> int:
-    """The devices of a fully named mesh, which need not be here; those that are here, where one
-    axis is left open.
+    """The devices of the named axes, which need not be here; those that are here, where an axis is
+    left open and can take them.
     """
-    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    return jax.device_count() if -1 in sizes else math.prod(sizes)
+    sizes, here = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor), jax.device_count()
+    named = math.prod(size for size in sizes if size != -1)
+    return here if -1 in sizes and here % named == 0 else named

@@ -52,9 +52,11 @@ def mesh_shape(
     if -1 in shape.values() and num_devices % fixed == 0:
         shape = {axis: num_devices // fixed if size == -1 else size for axis, size in shape.items()}
     if -1 in shape.values() or math.prod(shape.values()) != num_devices:
+        is_open = -1 in to_dict(config.mesh).values()
         raise UserError(
             f"mesh.data x mesh.fsdp x mesh.tensor = {' x '.join(map(str, to_dict(config.mesh).values()))} does not make the "
-            f"{num_devices} devices here; set one axis to -1 to take what is left"
+            f"{num_devices} devices here; "
+            f"{'lower what is not -1' if is_open else 'set one axis to -1 to take what is left'}"
         )
     check_divisibility(config.model, config.train, shape)
     return shape, choice

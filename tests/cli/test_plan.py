@@ -104,6 +104,15 @@ def test_time_in_words_and_as_json(capsys):
     assert told["assumptions"]
 
 
+@pytest.mark.usefixtures("one_policy")
+def test_a_mesh_of_more_devices_than_are_here(capsys):
+    rows = ["--config.mesh.fsdp=16", "--config.train.batch_size=32", "--config.model.remat_policy=none"]
+    assert main(["plan", "--config=bert:2l8h", *rows, "--chips=v5e:16", "--hbm=0.001", "--json"]) == 0
+    [plan] = json.loads(capsys.readouterr().out)["configs"].values()
+    assert plan["mesh"] == {"data": 1, "fsdp": 16, "tensor": 1}
+    assert plan["time"]["16 v5e"]["fits"] is False, "what --hbm says holds for the chips, too"
+
+
 def test_hours_bound_the_price(capsys):
     """A run that ends in time costs what it costs, all others as much as the hours."""
     arguments = ["plan", "--config=bert:2l8h", "--chips=v5p:2", "--price=v5p:4", "--json"]
