@@ -21,6 +21,7 @@ STAGES = {
     "books": ("standard decoder on novels, Muon", "24x1 pre_ln", "6"),
 }
 IN_README = {("decoder", "20"), ("trained", "21"), ("multi30k_whole", "5")}
+IN_VERDICTS = {("trained", "2"), ("trained_muon", "6"), ("multi30k_whole", "5")}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,8 @@ def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: 
     with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
         kept.extractall(tmp_path, filter="data")
     report = make_report(CompareOptions([str(tmp_path / stage)], over="lr", choosing_seeds=2))
-    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/evidence.md", "README.md"))
+    pages = ("docs/evidence.md", "README.md", "docs/study/verdicts.md")
+    page, readme, verdicts = ((ROOT / name).read_text(encoding="utf-8") for name in pages)
     name, shape, whole = STAGES[stage]
     expected = []
     for table in report.results:
@@ -44,6 +46,7 @@ def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: 
         bold = f"**{words}**" if difference.mark else words
         expected.append(f"| {name} | {tokens} | {bold} | {cells['tokens to equal loss'].words.replace(chr(215), '')} |")
         assert (stage, tokens) not in IN_README or words in readme
+        assert (stage, tokens) not in IN_VERDICTS or words.partition(" ")[2] in verdicts
     assert sorted(line.replace("| |", "|  |") for line in page.splitlines() if line.startswith(f"| {name} |")) == sorted(expected)
 
 
