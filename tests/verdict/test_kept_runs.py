@@ -50,6 +50,24 @@ def test_every_row_of_the_page_is_a_row_of_the_comparison(stage: str, tmp_path: 
     assert sorted(line.replace("| |", "|  |") for line in page.splitlines() if line.startswith(f"| {name} |")) == sorted(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "section", "shape"), [("decoder", "budget 8500", "24x1 pre_ln"), ("trained_muon", "budget 5400", "24x1 admin")]
+)
+def test_the_price_in_flops_is_that_of_the_comparison(stage: str, section: str, shape: str, tmp_path: Path) -> None:
+    with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
+        kept.extractall(tmp_path, filter="data")
+    report = make_report(CompareOptions([str(tmp_path / stage)], over="lr", choosing_seeds=2))
+    (ratio,) = (
+        cell.words.replace(chr(215), "")
+        for table in report.tables
+        for row in table.rows
+        for column, cell in zip(table.columns, row.full_cells, strict=True)
+        if table.title.startswith(section) and (row.full_cells[0].text, column.name) == (shape, "FLOPs to equal loss")
+    )
+    assert ratio in " ".join((ROOT / "docs/study/findings.md").read_text(encoding="utf-8").split())
+
+
 @pytest.mark.parametrize("stage", ["copying", "example", "recall", "recall_two"])
 def test_what_is_said_of_a_stage_is_what_the_comparison_says(stage: str, tmp_path: Path) -> None:
     with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
