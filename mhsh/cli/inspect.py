@@ -104,11 +104,16 @@ def _describe_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[
 
 
 def _describe_sweep(path: epath.Path) -> Iterator[str]:
+    from mhsh.cli.work import CellSelection  # which imports this module
+
     folder = SweepFolder(path)
     plan = folder.read_plan()
-    states = Counter(folder.state(cell.name).kind for cell in plan.cells)
+    kinds = {cell.name: folder.state(cell.name).kind for cell in plan.cells}
+    # Of a sweep that chooses a value others are never trained.
+    needed = CellSelection(folder)(plan, [name for name, kind in kinds.items() if kind in ENDED])
+    states = Counter(kinds[name] for name in needed)
     swept = format_list([axis.name for axis in plan.axes])
-    yield f"{path.name}: a sweep of {swept}, {len(plan.cells):,} runs: {format_list([f'{states[kind]} {kind}' for kind in states])}"
+    yield f"{path.name}: a sweep of {swept}, {len(needed):,} runs: {format_list([f'{states[kind]} {kind}' for kind in states])}"
     if states.keys() - set(ENDED):
         yield f"to go on: mhsh work {folder.arguments()}"
     if states.keys() - {WAITING}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pyarrow import parquet
 from mhsh.cli.main import main
 from mhsh.data.wordpiece import SPECIALS
 from mhsh.storage.run_folder import RunFolder
+from mhsh.sweep.folder import Tuning
 from tests.conftest import MakeConfig, load_fields
 from tests.interop.small_bert import TOKENS
 from tests.sweeps import write_sweep
@@ -129,6 +131,15 @@ def test_a_sweep_and_a_folder_of_runs(tmp_path: Path, capsys, fails) -> None:
     )
     said = fails("inspect", str(path / "runs"))
     assert "holds runs: learning_rate-0.001_seed-0 and learning_rate-0.001_seed-1; name one of them, or" in said
+
+
+def test_what_a_choice_leaves_out_is_not_left_to_run(tmp_path: Path, capsys) -> None:
+    axes, ends = ["lr=1e-3,2e-3", "seed=0,1"], {"learning_rate-0.001_seed-0": 2.0, "learning_rate-0.002_seed-0": 3.0}
+    for name, more, said in (("s", {}, "2 finished and 1 not run"), ("t", {"learning_rate-0.001_seed-1": 2.1}, "3 finished")):
+        folder = write_sweep(tmp_path / name, load_fields("bert", "2l8h"), axes, ends | more)
+        folder.open_for(dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1)))
+        described = inspect(capsys, folder.path)
+        assert f"3 runs: {said}\n" in described and ("to go on" in described) == (not more)
 
 
 def test_the_same_lines_are_at_the_head_of_prepare(tmp_path: Path, capsys) -> None:
