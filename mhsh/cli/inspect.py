@@ -104,7 +104,7 @@ def _describe_folder(what: str, vocab: str | None, lowercase: bool) -> Iterator[
 
 
 def _describe_sweep(path: epath.Path) -> Iterator[str]:
-    from mhsh.cli.work import CellSelection  # which imports this module
+    from mhsh.cli.selection import CellSelection  # it needs scipy, which takes a while
 
     folder = SweepFolder(path)
     plan = folder.read_plan()

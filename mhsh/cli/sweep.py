@@ -19,7 +19,7 @@ from mhsh import text
 from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.cli.early_stop import report_stop
 from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
-from mhsh.cli.work import CellSelection
+from mhsh.cli.selection import CellSelection
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name

@@ -8,22 +8,20 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from mhsh.cli.early_stop import before_end, report_stop
 from mhsh.cli.parser import Count
+from mhsh.cli.selection import CellSelection
 from mhsh.cli.train import ALONE, Processes
 from mhsh.config.entries import named_entries
 from mhsh.config.recorded import from_record, to_record
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.run_folder import RunFolder
-from mhsh.sweep.axes import parents
-from mhsh.sweep.folder import FAILED, CellState, Plan, SweepFolder, Tuning
-from mhsh.verdict.experiment import load_experiment, planned_experiment
-from mhsh.verdict.tuning import tune
+from mhsh.sweep.folder import FAILED, CellState, SweepFolder
 
 if TYPE_CHECKING:
     from mhsh.cluster.signals import StopSignals
@@ -129,58 +127,6 @@ class Crew:
                     stop.signal = agree_on_signal(stop.signal)
                     yield held, None
         gc.collect()  # the next cells need the memory of the device
-
-
-class CellSelection:
-    """The cells of a sweep that are to be trained: all; or where its plan chooses, those that
-    choose, and of the others those at the values that are chosen.
-    """
-
-    def __init__(self, folder: SweepFolder) -> None:
-        self._folder = folder
-        self._plan: Plan | None = None  # that `_choosing` is of
-        self._choosing: list[tuple[str, ...]] = []  # the choosing cells of each setting
-        self._reporting: tuple[int, list[str]] = 0, []  # of so many settings whose choosing cells have ended
-        self._said: set[str] = set()
-
-    def __call__(self, plan: Plan, ended: Collection[str]) -> list[str]:
-        if plan.choosing is None:
-            return [cell.name for cell in plan.cells]
-        if self._plan is not plan:
-            planned = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds)
-            self._plan, self._choosing, self._reporting = plan, [choice.choosing for choice in planned.choices], (0, [])
-        decided = sum(all(name in ended for name in names) for names in self._choosing)
-        if decided != self._reporting[0]:
-            self._reporting = decided, self._reporting_cells(plan.choosing)
-        return _add_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
-
-    def _reporting_cells(self, choosing: Tuning) -> list[str]:
-        """The reporting cells of the settings whose value is chosen; says what is new."""
-        tuned = tune(load_experiment([str(self._folder.path)]), choosing.over, choosing.seeds)
-        names = []
-        for group in tuned.groups:
-            if group.choice is None or not group.choice.is_final:
-                continue
-            best = group.choice.optimum
-            if group.name not in self._said:
-                self._said.add(group.name)
-                print(f"{choosing.over} of {group.name}: {'no value trains' if best is None else f'{best.rate:g}'}", flush=True)
-            names += [] if best is None else [member.name for member in group.members]
-        return names
-
-
-def _add_parents(plan: Plan, names: Sequence[str]) -> list[str]:
-    """The names of the cells with those of their parents: each cell stands after the one whose
-    first steps it has.
-    """
-    shorter = parents(plan.cells)
-    needed: dict[str, None] = {}
-    for name in names:
-        line = [name]
-        while line[-1] in shorter:
-            line.append(shorter[line[-1]].name)
-        needed |= dict.fromkeys(reversed(line))
-    return list(needed)
 
 
 def say_ended(folder: SweepFolder, ended: Mapping[str, CellState]) -> int:

@@ -1,0 +1,63 @@
+"""The cells of a sweep that are to be trained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from mhsh.sweep.axes import parents
+from mhsh.sweep.folder import Plan, SweepFolder, Tuning
+from mhsh.verdict.experiment import load_experiment, planned_experiment
+from mhsh.verdict.tuning import tune
+
+
+class CellSelection:
+    """The cells of a sweep that are to be trained: all; or where its plan chooses, those that
+    choose, and of the others those at the values that are chosen.
+    """
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self._folder = folder
+        self._plan: Plan | None = None  # that `_choosing` is of
+        self._choosing: list[tuple[str, ...]] = []  # the choosing cells of each setting
+        self._reporting: tuple[int, list[str]] = 0, []  # of so many settings whose choosing cells have ended
+        self._said: set[str] = set()
+
+    def __call__(self, plan: Plan, ended: Collection[str]) -> list[str]:
+        if plan.choosing is None:
+            return [cell.name for cell in plan.cells]
+        if self._plan is not plan:
+            planned = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds)
+            self._plan, self._choosing, self._reporting = plan, [choice.choosing for choice in planned.choices], (0, [])
+        decided = sum(all(name in ended for name in names) for names in self._choosing)
+        if decided != self._reporting[0]:
+            self._reporting = decided, self._reporting_cells(plan.choosing)
+        return _add_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
+
+    def _reporting_cells(self, choosing: Tuning) -> list[str]:
+        """The reporting cells of the settings whose value is chosen; says what is new."""
+        tuned = tune(load_experiment([str(self._folder.path)]), choosing.over, choosing.seeds)
+        names = []
+        for group in tuned.groups:
+            if group.choice is None or not group.choice.is_final:
+                continue
+            best = group.choice.optimum
+            if group.name not in self._said:
+                self._said.add(group.name)
+                print(f"{choosing.over} of {group.name}: {'no value trains' if best is None else f'{best.rate:g}'}", flush=True)
+            names += [] if best is None else [member.name for member in group.members]
+        return names
+
+
+def _add_parents(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The names of the cells with those of their parents: each cell stands after the one whose
+    first steps it has.
+    """
+    shorter = parents(plan.cells)
+    needed: dict[str, None] = {}
+    for name in names:
+        line = [name]
+        while line[-1] in shorter:
+            line.append(shorter[line[-1]].name)
+        needed |= dict.fromkeys(reversed(line))
+    return list(needed)
