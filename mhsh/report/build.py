@@ -78,8 +78,9 @@ def _caption(sections: Sequence[ReportSection], tests: int) -> str:
     words = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else "no"
     return (
         f"Values are means over {words} seeds with their 95 % intervals, and so are the bands of the figures. Differences are to "
-        f"{_baseline_words(sections)}, seed by seed where both have it; all their intervals hold together with 95 % ({tests} "
-        f"test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero. {differences_note(sections)}"
+        f"{_baseline_words(sections)}, seed by seed where both have it; the intervals of those tested hold together with 95 % "
+        f"({tests} test{'s' * (tests != 1)}, Bonferroni). \u25bc (lower) and \u25b2 (higher) leave out zero. "
+        f"{differences_note(sections)}"
     ).rstrip()
 
 

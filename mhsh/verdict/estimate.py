@@ -33,7 +33,7 @@ INTERVAL_RULE = (
 )
 DIFFERENCE_RULE = (
     "A difference to the baseline is the mean of the differences seed by seed, over the seeds that both groups have; with fewer "
-    "than two in common, that of the two means. The intervals of all differences on a page hold together with 95 % (Bonferroni), "
+    "than two in common, that of the two means. The intervals of a page's tested differences hold together with 95 % (Bonferroni), "
     "and a difference is significant where its interval leaves out zero. The spread of the seeds' differences is typical where it "
     f"is the mean of that of the section's groups, or {MEDIANS} times their median if that is less. Half of an interval is the "
     f"wider of two. The first is {POOLED_WIDENING} times Student's by the typical spread, with the degrees of freedom of the other "
