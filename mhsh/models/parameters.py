@@ -78,7 +78,7 @@ DECAYED_PARAMETERS: Mapping[str, bool] = {
     r"^embeddings/(token|position|token_type|source_position|target_position)$": True,
 }
 # Parameters that a residual scheme decides about: its own, but for those of its LayerNorms.
-_OF_A_SCHEME = re.compile(r"(_residual/|^(encoder|decoder)/(?!layers/))(?!.*norm/(scale|bias)$)")
+_SCHEME_PARAMETERS = re.compile(r"(_residual/|^(encoder|decoder)/(?!layers/))(?!.*norm/(scale|bias)$)")
 
 
 def is_kernel(path: str) -> bool:
@@ -90,7 +90,7 @@ def has_decay(path: str, scheme_decay: Mapping[str, bool]) -> bool | None:
     """Whether a parameter has weight decay, where the residual scheme decides about names of its
     own; None where nothing says so.
     """
-    if (name := path.rpartition("/")[2]) in scheme_decay and _OF_A_SCHEME.search(path):
+    if (name := path.rpartition("/")[2]) in scheme_decay and _SCHEME_PARAMETERS.search(path):
         return scheme_decay[name]
     return next((decays for pattern, decays in DECAYED_PARAMETERS.items() if re.search(pattern, path)), None)
 

@@ -147,13 +147,13 @@ def _curves(sections: Sequence[ReportSection]) -> Curves | None:
         splits=splits,
         half_intervals=tuple(half_width_factor(count) for count in range(len(runs) + 1)),
         references=_entropies(runs),
-        fields={field: _searched(each) for field, each in values.items() if len(set(map(str, each))) > 1},
+        fields={field: _search_texts(each) for field, each in values.items() if len(set(map(str, each))) > 1},
         view=GROUPS if any(len(group.runs) > 1 for group in groups) else RUNS,
         notes=_notes(runs, most),
     )
 
 
-def _searched(values: Sequence[Any]) -> tuple[str, ...]:
+def _search_texts(values: Sequence[Any]) -> tuple[str, ...]:
     """The values of a field as a reader of the page types them: numbers have no commas."""
     texts = format_values(values)
     return tuple(
