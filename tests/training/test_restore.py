@@ -148,6 +148,14 @@ def test_another_shape_is_refused(pretrained, change, named):
         init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
 
 
+def test_a_run_that_the_mesh_does_not_divide_is_not_called_damaged(make_config, tmp_path):
+    other = make_config("bert", "2l8h", **{"model.num_heads": 3, "model.heads_per_layer": 3})
+    save(other, tmp_path / "run", 7, fresh_state(other))
+    config = starting_from(make_config("bert", "2l8h"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"^the model of train.start_from = .*: model.num_heads = 3 is not divisible by mesh"):
+        init_from_run(config, fresh_state(config, (1, 1, 2)), mesh_of(1, 1, 2))
+
+
 def steps_on(config: Config, state: TrainState, seeds: Sequence[int]) -> TrainState:
     mesh, step = mesh_of(1, 1, 1), train_step_of(config)
     for seed in seeds:

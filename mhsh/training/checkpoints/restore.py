@@ -34,7 +34,7 @@ from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
-from mhsh.training.sharding import MESH_AXES, check_divisibility
+from mhsh.training.sharding import MESH_AXES, check_divisibility, division_problems
 from mhsh.training.state import TrainState, abstract_state
 
 # Only heads may start fresh; these may not.
@@ -156,6 +156,9 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     folder = RunFolder(config.train.start_from)
     other = folder.read_config()
     note_other_file(folder, other, SCHEMES)
+    problem = next(division_problems(other.model, config.train, mesh.shape), None)
+    if problem:  # which would read like damage to its checkpoint
+        raise UserError(f"the model of train.start_from = {config.train.start_from!r} does not fit this mesh: {problem}")
     checkpoints = StoredCheckpoints(folder.checkpoints_path)
     step = checkpoints.existing_step(None)
     optimizer = build_optimizer(other) if config.train.keep_moments else optax.identity()
