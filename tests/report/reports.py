@@ -27,6 +27,14 @@ from mhsh.report.report import (
     TableCell,
 )
 
+# Names that mean something to HTML, to templates, to JSON in a script, and to a reader's eye.
+EVIL = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "$x$ %{y} {{z}} </script>",
+    "a' onload='alert(2)\" \u202eb\x1b[31m",
+)
+
 
 def half_intervals(count: int) -> tuple[float | None, ...]:
     """Student's, by the number of runs."""

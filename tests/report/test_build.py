@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -17,9 +16,7 @@ from mhsh.report.build import build_report
 from mhsh.report.files import to_json
 from mhsh.report.report import GROUPS, RUNS, Report, Table
 from mhsh.report.sentences import pooled_words
-from mhsh.report.tex import report_to_tex
 from mhsh.storage.run_folder import HOLDER_FILE
-from mhsh.sweep.folder import SweepFolder, Tuning
 from mhsh.verdict.decision import PooledDifference
 from mhsh.verdict.estimate import Estimate
 from mhsh.verdict.experiment import load_experiment
@@ -259,25 +256,6 @@ def test_sweeps_stand_beside_each_other(tmp_path: Path) -> None:
     assert [row.group for row in report.tables[1].rows] == [3, 4, 5]
     assert report.title.startswith("one: ") and report.summary[0].startswith("two: ")
     assert [table.title for table in report.conditions] == ["one: Conditions", "two: Conditions"]
-
-
-def test_sweeps_of_which_one_is_tuned_and_one_was_not_validated_have_the_same_columns(tmp_path: Path) -> None:
-    axes = ["heads_per_layer=8,1", "seed=0,1,2,3,4"]
-    tuned = swept(tmp_path / "tuned", [*axes, "lr=1e-3,2e-3"], lambda heads, seed, rate: 2.4 + 0.1 / heads + 9 * rate + 0.01 * seed)
-    plan = SweepFolder(tuned).read_plan()
-    SweepFolder(tuned).open_for(dataclasses.replace(plan, choosing=Tuning("lr", 2)))
-    plain = swept(tmp_path / "plain", axes, lambda heads, seed: 2.6 + 0.1 / heads + 0.01 * seed)
-    for rows in plain.glob("runs/*/metrics.jsonl"):
-        rows.write_text("".join(line for line in rows.read_text().splitlines(True) if '"train"' in line))
-    sections = tune_sections(load_experiment([plain, tuned]))
-    report = build_report(judge_page([compare(section, section=words) for words, section in sections.items()]))
-    names = [[column.name for column in table.columns] for table in report.results]
-    assert names[0] == names[1] and {"best learning_rate", "training loss", "validation loss"} < {*names[0]}
-    lines = report_to_tex(report, "mhsh").decode().splitlines()
-    heading = next(line for line in lines if line.startswith("group & ")).removesuffix(r" \\").split(" & ")
-    rows = [dict(zip(heading, line.removesuffix(r" \\").split(" & "), strict=True)) for line in lines if line.startswith("3x8")]
-    assert [row[r"best learning\_rate"] for row in rows] == ["", "0.001"] and {row["difference"] for row in rows} == {"baseline"}
-    assert [[row[f"{split} loss"] for split in ("training", "validation")] for row in rows] == [["2.633", ""], ["", "2.451"]]
 
 
 def test_a_map_of_rates_has_the_means_over_the_seeds_that_choose(tmp_path: Path) -> None:

@@ -36,11 +36,6 @@ HOSTILE = ("=HYPERLINK(1)", "[red]$x^{2}$_[/red]", "<b>|`\\ & *a* _b_", "\x1b[31
 CLEAN = (*HOSTILE[:3], "\ufffd[31mc\ufffdd # e")  # as it is shown
 
 
-@pytest.fixture(scope="module")
-def report() -> Report:
-    return planted_report()
-
-
 def read_json(content: bytes) -> Report:
     return msgspec.convert(json.loads(content)["report"], Report)
 
