@@ -101,8 +101,8 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
         chips = chips_of(accelerator_type)
     if arguments[0] == "work":
         with collect_problem():
-            parse("work", arguments[1:])  # executes what --with names
-            fits = _fit_sweep([argument for argument in arguments[1:] if not argument.startswith("--")], chips, slices)
+            run = parse("work", arguments[1:])  # executes what --with names
+            fits = _fit_sweep(run.args[0], chips, slices) if run is not None else ""
         return problems, fits
     if arguments[0] != "train":
         return problems, f"mhsh {arguments[0]} is not checked before"
@@ -130,12 +130,12 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     return problems, fits
 
 
-def _fit_sweep(arguments: Sequence[str], chips: tuple[Chip, int] | None, slices: int) -> str:
+def _fit_sweep(sweep: str, chips: tuple[Chip, int] | None, slices: int) -> str:
     """How the cells of a sweep fit, where all have the data that they need."""
-    if len(arguments) != 1 or not arguments[0].startswith("gs://"):
-        raise UserError(f"mhsh work {' '.join(arguments)}: no worker has it; plan the sweep in a bucket: gs://BUCKET/SWEEP")
+    if not sweep.startswith("gs://"):
+        raise UserError(f"mhsh work {sweep}: no worker has it; plan the sweep in a bucket: gs://BUCKET/SWEEP")
     lines: dict[str, None] = {}
-    for cell in SweepFolder(arguments[0]).read_plan().cells:
+    for cell in SweepFolder(sweep).read_plan().cells:
         for problem in data_problems(cell.config):
             raise UserError(f"cell {cell.name}: {problem}")
         if chips is not None:

@@ -109,7 +109,7 @@ def _describe_sweep(path: epath.Path) -> Iterator[str]:
     folder = SweepFolder(path)
     plan = folder.read_plan()
     kinds = {cell.name: folder.state(cell.name).kind for cell in plan.cells}
-    # Of a sweep that chooses a value others are never trained.
+    # A sweep that chooses a value never trains the cells at the others.
     needed = CellSelection(folder)(plan, [name for name, kind in kinds.items() if kind in ENDED])
     states = Counter(kinds[name] for name in needed)
     swept = format_list([axis.name for axis in plan.axes])

@@ -8,6 +8,7 @@ the signature, and their help is under `Args:` in the docstring. `EXAMPLES` end 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import math
@@ -189,8 +190,8 @@ def command_module(command: str) -> ModuleType:
     return importlib.import_module(f"mhsh.cli.{_FILES.get(command, command)}")
 
 
-def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
-    """A function that runs a command with these arguments; None: its help is printed.
+def parse(command: str, arguments: Sequence[str]) -> functools.partial[int] | None:
+    """The function of a command with these arguments; None: its help is printed.
     Raises UserError where an argument is missing, unknown or of another type.
     """
     page, rest = _choose_page(command, list(arguments))
@@ -215,7 +216,7 @@ def parse(command: str, arguments: Sequence[str]) -> Callable[[], int] | None:
         raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}; see mhsh {page.command} --help")
     for name, mark in made.items():
         bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
-    return lambda: run(*bound.args, **bound.kwargs)
+    return functools.partial(run, *bound.args, **bound.kwargs)
 
 
 def _check_filled(command: str, arguments: Sequence[str]) -> None:

@@ -45,8 +45,7 @@ def run(
     Args:
       topology: compile the step for v5e:4x4, tpu7x:2x2x1, h100:8, ... or local:8
       num_slices: slices of that layout
-      hbm: memory of a device in GiB; by default the public figure, without --topology and --chips
-        that of this machine
+      hbm: memory of a device in GiB; by default the public figure, or that of this machine
       chips: KIND:N,... the time on N of v4, v5e, v5p, v6e, tpu7x, a100, h100, h200, b200 or gb200
       price: KIND:DOLLARS of a chip-hour; adds what the run costs on those chips
       max_hours: say whether the run ends within so many hours; the price is for these alone
@@ -67,8 +66,7 @@ def run(
     prices = dict(_price(text, {kind for kind, _ in counts}) for text in price)
 
     def time(config: Config, kind: str, number: int) -> dict[str, Any]:
-        chip = CHIPS[kind]
-        estimate = step_time(config, replace(chip, hbm_bytes=hbm_bytes or chip.hbm_bytes), number)
+        estimate = step_time(config, replace(CHIPS[kind], hbm_bytes=hbm_bytes or CHIPS[kind].hbm_bytes), number)
         within = {"within": _deadline_verdict(estimate.run_hours, max_hours)} if max_hours else {}
         hours = [min(each, number * (max_hours or each)) for each in estimate.chip_hours]
         cost = {"dollars": tuple(prices[kind] * each for each in hours)} if kind in prices else {}

@@ -43,7 +43,8 @@ def mesh_shape(
     logical axis names. Raises UserError where the axes do not multiply to the number of devices, or
     the model or the batch does not divide over them.
     """
-    shape, choice = to_dict(config.mesh), None
+    named, choice = to_dict(config.mesh), None
+    shape = dict(named)
     if shape[DATA_AXIS] == shape[FSDP_AXIS] == -1:
         if (count := num_devices // config.mesh.tensor) > 1:
             choice = _choose(config, boxed, count, num_slices)
@@ -52,11 +53,10 @@ def mesh_shape(
     if -1 in shape.values() and num_devices % fixed == 0:
         shape = {axis: num_devices // fixed if size == -1 else size for axis, size in shape.items()}
     if -1 in shape.values() or math.prod(shape.values()) != num_devices:
-        is_open = -1 in to_dict(config.mesh).values()
+        advice = "lower what is not -1" if -1 in named.values() else "set one axis to -1 to take what is left"
         raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.tensor = {' x '.join(map(str, to_dict(config.mesh).values()))} does not make the "
-            f"{num_devices} devices here; "
-            f"{'lower what is not -1' if is_open else 'set one axis to -1 to take what is left'}"
+            f"mesh.data x mesh.fsdp x mesh.tensor = {' x '.join(map(str, named.values()))} does not make the {num_devices} devices "
+            f"here; {advice}"
         )
     check_divisibility(config.model, config.train, shape)
     return shape, choice

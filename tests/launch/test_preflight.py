@@ -88,5 +88,5 @@ def test_the_cells_of_a_sweep_are_checked(bucket: str, monkeypatch: pytest.Monke
     for name, sources, said in (("s", "stdlib", ""), ("t", "stdlib,text:a.txt", "data.source: no worker has a.txt")):
         axes = parse_axes(["batch_size=8,16", f"source={sources}"], fields)
         SweepFolder(f"gs://runs/{name}").open_for(Plan(axes, cells_of(axes, fields, lambda config: {})))
-        problems, fits = check("v6e-8", 1, ["work", f"gs://runs/{name}", "--together=2"])
+        problems, fits = check("v6e-8", 1, ["work", f"gs://runs/{name}", "--together", "2"])
         assert (said in problems[0]) if said else (not problems and fits.startswith("8 x TPU v6 lite, remat_policy "))
