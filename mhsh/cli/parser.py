@@ -176,7 +176,7 @@ class HelpPage(NamedTuple):
 def pages(command: str) -> dict[str, HelpPage]:
     """The pages of a command by kind; a command without kinds has one, under the empty string."""
     module = command_module(command)
-    kinds: Mapping[str, Run] = getattr(module, "KINDS", {"": getattr(module, "run", None)})
+    kinds: Mapping[str, Run] = module.KINDS if hasattr(module, "KINDS") else {"": module.run}
     return {
         kind: HelpPage(
             f"{command} {kind}".strip(), run, [line for line in module.EXAMPLES if not kind or f"mhsh {command} {kind} " in line]

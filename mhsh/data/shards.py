@@ -300,7 +300,7 @@ def check_shard(path: Path | epath.Path, shard: Shard, origin: epath.Path | None
 
 def _sha256_of(path: Path | epath.Path) -> str:
     with open_binary(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type] (opened for reading)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_unpacked(path: epath.PathLike) -> None:

@@ -15,7 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from etils import epath
 
@@ -42,7 +42,7 @@ def remove_unfinished() -> None:
 
 
 @contextlib.contextmanager
-def open_binary(path: epath.PathLike) -> Iterator[IO[bytes]]:
+def open_binary(path: epath.PathLike) -> Iterator[io.BufferedReader]:
     """Opens a file, local or in a bucket, to be read as a stream of bytes inside the `with`. Raises
     OSError where it cannot be opened or read; it has `strerror`, for a bucket too. Raises UserError
     where the bucket cannot be reached.
@@ -57,7 +57,7 @@ def open_binary(path: epath.PathLike) -> Iterator[IO[bytes]]:
         yield io.BufferedReader(file, 1 << 20)
 
 
-def _open_regular(path: epath.PathLike) -> IO[bytes]:
+def _open_regular(path: epath.PathLike) -> io.BufferedReader:
     """Opens a regular file for reading. Raises OSError for all else: a pipe may never begin, and a
     device never end.
     """

@@ -150,12 +150,14 @@ def choose_remat(config: Config, boxed: TrainState, mesh_shape: Mapping[str, int
     """The policy that the config names; for `auto` the first of the candidates whose footprint
     fits. If none does it is the last, which may still fit.
     """
-    config_policy = config.model.remat_policy
-    for policy in candidates(platform, mesh_shape) if config_policy == "auto" else (config_policy,):
-        choice = RematChoice(policy, footprint(replace_policy(config, policy), boxed, mesh_shape).total, device_bytes)
-        if choice.needed_bytes <= USABLE_SHARE * device_bytes:
-            break
-    return choice
+
+    def weigh(policy: str) -> RematChoice:
+        return RematChoice(policy, footprint(replace_policy(config, policy), boxed, mesh_shape).total, device_bytes)
+
+    named = config.model.remat_policy
+    *preferred, last = candidates(platform, mesh_shape) if named == "auto" else (named,)
+    fitting = (choice for choice in map(weigh, preferred) if choice.needed_bytes <= USABLE_SHARE * device_bytes)
+    return next(fitting, None) or weigh(last)
 
 
 def device_bytes(device: Any) -> int:
