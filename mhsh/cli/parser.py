@@ -24,7 +24,7 @@ from mhsh.config.fields import flatten, parse_value
 from mhsh.config.registry import WITH, load_files
 from mhsh.config.schema import Config
 from mhsh.configs import CONFIG, Changes, parse_config, parse_fields, take_changes
-from mhsh.errors import UserError, nearest
+from mhsh.errors import UserError, closest, nearest
 from mhsh.storage.files import check_folder
 
 Run = Callable[..., int]
@@ -211,8 +211,10 @@ def parse(command: str, arguments: Sequence[str]) -> functools.partial[int] | No
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
     except CycloptsError as error:
+        _check_flags(app, page.command, rest)
         raise _refusal(error, page.command) from error
     if unused:
+        _check_flags(app, page.command, rest)
         raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}; see mhsh {page.command} --help")
     for name, mark in made.items():
         bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
@@ -228,6 +230,19 @@ def _check_filled(command: str, arguments: Sequence[str]) -> None:
         if not value and (equals or not flag) and "--text" not in (before, flag):
             named = f"{flag}=" if equals else f"the argument after {before or command}"
             raise UserError(f"{named} is empty; give a value; see mhsh {command} --help")
+
+
+def _check_flags(app: App, command: str, arguments: Sequence[str]) -> None:
+    """Raises UserError, with the flag that was meant, where one of the arguments is a flag that the
+    command lacks. To know that, it takes an error: what looks like a flag may be a flag's value.
+    """
+    known = [name for argument in app.assemble_argument_collection() for name in argument.names]
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and flag not in known:
+            near = closest(flag, known)
+            hint = f"did you mean {near}? " if near else ""
+            raise UserError(f"{argument} is not an argument of mhsh {command}; {hint}see mhsh {command} --help")
 
 
 def _take_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
