@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from mhsh.errors import Unavailable, UserError
 from mhsh.report.html import to_html
 from mhsh.report.report import Report
 from mhsh.storage.files import absolute
-from mhsh.storage.questions import is_dir, paths_in
+from mhsh.storage.questions import file_status, is_dir, paths_in
 from mhsh.verdict.runs import find_runs
 
 LOOPBACK = "127.0.0.1"
@@ -28,7 +29,7 @@ REST = 4.0  # times the last computation, before the next one: watching takes at
 # because it may be forwarded.
 _OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 
-_Files = tuple[tuple[str, int, int], ...]  # name, bytes, seconds since 1970
+_Files = tuple[tuple[str, int, Any], ...]  # name, bytes, when it changed
 
 
 class Snapshot(NamedTuple):
@@ -82,12 +83,9 @@ def _files(folder: epath.Path) -> _Files:
         return ()
     found = []
     for path in paths_in(folder):
-        try:
-            status = path.stat()
-        except FileNotFoundError:  # renamed since it was listed
-            continue
-        if not status.is_directory:
-            found.append((path.name, status.length, status.mtime))
+        status = file_status(path)
+        if status is not None and status.kind != stat.S_IFDIR:  # None: renamed since it was listed
+            found.append((path.name, status.size, status.modified))
     return tuple(sorted(found))
 
 

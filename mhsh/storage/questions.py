@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -22,21 +22,53 @@ P = TypeVar("P", Path, epath.Path)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
+class FileStatus(NamedTuple):
+    """What a path is, how large, and when it changed last."""
+
+    kind: int  # S_IFREG, S_IFDIR or another
+    size: int  # in bytes
+    modified: Any  # to be compared with another of the same path
+
+
+def file_status(path: epath.PathLike) -> FileStatus | None:
+    """The status of a file or a folder, or of what a link leads to; None where there is none.
+    `epath.Path.stat` would also look up the owner's name, and a container's user may have none.
+    """
+    if is_remote(path):
+        with bucket_objects(path) as objects:
+            try:
+                info = objects.info(str(path))
+            except FileNotFoundError:
+                return None
+        return FileStatus(stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG, info["size"], info.get("mtime"))
+    try:
+        status = retry(lambda: os.stat(path), path)  # noqa: PTH116
+    except ValueError:  # a zero byte in the name
+        return None
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise _access_error(path, error) from error
+    return FileStatus(stat.S_IFMT(status.st_mode), status.st_size, status.st_mtime_ns)
+
+
 def exists(path: epath.PathLike) -> bool:
     """Whether there is a file or a folder; a broken link is none."""
-    return _kind(path) is not None
+    return file_status(path) is not None
 
 
 def is_dir(path: epath.PathLike) -> bool:
     """Whether there is a folder, or a link to one."""
-    return _kind(path) == stat.S_IFDIR
+    status = file_status(path)
+    return status is not None and status.kind == stat.S_IFDIR
 
 
 def is_file(path: epath.PathLike) -> bool:
     """Whether there is a regular file, or a link to one: no device, which has no end, and no pipe,
     which may never begin.
     """
-    return _kind(path) == stat.S_IFREG
+    status = file_status(path)
+    return status is not None and status.kind == stat.S_IFREG
 
 
 def names_in(folder: epath.PathLike) -> list[str]:
@@ -70,25 +102,6 @@ def marked_folders(folder: epath.PathLike, mark: str) -> list[str]:
     with bucket_objects(folder) as objects:
         below = [path.removeprefix(f"{prefix}/").split("/") for path in objects.find(str(folder))]
     return sorted(parts[0] for parts in below if parts[1:] == [mark])
-
-
-def _kind(path: epath.PathLike) -> int | None:
-    """S_IFDIR, S_IFREG or what else is there; None: nothing is."""
-    if is_remote(path):
-        with bucket_objects(path) as objects:
-            try:
-                kind = objects.info(str(path))["type"]
-            except FileNotFoundError:
-                return None
-        return stat.S_IFDIR if kind == "directory" else stat.S_IFREG
-    try:
-        return stat.S_IFMT(retry(lambda: os.stat(path), path).st_mode)  # noqa: PTH116
-    except ValueError:  # a zero byte in the name
-        return None
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise _access_error(path, error) from error
 
 
 def _access_error(path: epath.PathLike, error: OSError) -> UserError:

@@ -86,6 +86,14 @@ def test_an_untouched_folder_is_whole(folder):
     assert find_damage(epath.Path(folder)) is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
+def test_the_owner_of_a_file_needs_no_name(folder):
+    """That of a container may have none."""
+    for path in [folder, *folder.rglob("*")]:
+        os.chown(path, 2**31 - 2, 2**31 - 2)
+    assert find_damage(epath.Path(folder)) is None
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("reads", ["_listed_files", "_size_and_digest"])
 def test_a_read_that_fails_is_no_damage(folder, monkeypatch, code, reads):

@@ -30,7 +30,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import BucketRefusal, is_remote
 from mhsh.storage.files import make_durable, parse_object, read_small_file
 from mhsh.storage.outage import TRANSIENT, retry
-from mhsh.storage.questions import exists, is_dir, is_file, paths_in
+from mhsh.storage.questions import file_status, is_dir, is_file, paths_in
 from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
@@ -142,12 +142,13 @@ def _damage(folder: epath.Path) -> str | None:
         listed = _listed_files(folder / FILE_MANIFEST)
         for name, entry in listed.items():
             path = folder / name
-            if not exists(path):
+            status = file_status(path)
+            if status is None:
                 return f"{name} is missing"
             if not _is_inside(path, folder):
                 return f"{name}, which {FILE_MANIFEST} lists, is not a file of it"
-            if path.stat().length != entry["bytes"]:
-                return f"{name} has {path.stat().length} bytes instead of {entry['bytes']}"
+            if status.size != entry["bytes"]:
+                return f"{name} has {status.size} bytes instead of {entry['bytes']}"
         for name, entry in listed.items():
             if _size_and_digest(folder / name) != entry:
                 return f"{name} is not what was saved"
