@@ -24,6 +24,7 @@ from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import shape_name
 from mhsh.configs import CONFIG, LIST
+from mhsh.data.load import task_of
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.run_record import FINISHED, RUNNING
@@ -114,6 +115,9 @@ def run(
     if dry_run:
         folder.check_takes(plan)
         return 0
+    if parallel and not folder.has_plan():  # once it is planned, the sweep takes no other source
+        for cell in {cell.config.data.source: cell for cell in plan.cells}.values():
+            task_of(cell.config).check_source()
     command = f"--add-seeds={options.add_seeds}" if options.add_seeds else "the plan"
     return _train(folder, plan, command, (parallel, together), retry, refine)
 

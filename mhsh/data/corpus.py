@@ -19,6 +19,7 @@ from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, Translati
 from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
+from mhsh.data.shards import read_index
 from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, ExampleTable, fingerprint_of, overlap
 from mhsh.data.wordpiece import Tokenizer
@@ -52,6 +53,10 @@ class Task(abc.ABC, Generic[TokenizerT]):
         or one trained on the training split. Raises UserError where the source or the vocabulary is
         wrong or does not fit the config, or a split has no examples.
         """
+
+    @abc.abstractmethod
+    def check_source(self) -> None:
+        """Raises UserError where the source is not here, or begins with no example."""
 
     @abc.abstractmethod
     def read_tokenizer(self, path: epath.PathLike) -> TokenizerT:
@@ -243,9 +248,8 @@ class StreamedTask(Task[TokenizerT]):
         """Also opens the examples that `mhsh prepare` has made, with their vocabulary."""
         if saved_vocab is not None and not exists(saved_vocab):
             raise UserError(f"the run's vocabulary {saved_vocab} is missing; put it back from a copy, or start another run folder")
-        kind, _, folder = self.data.source.partition(":")
-        if kind == "arrayrecord" and folder:
-            return self._open_prepared(expand_user(folder), saved_vocab)
+        if (folder := self._prepared_folder()) is not None:
+            return self._open_prepared(folder, saved_vocab)
         counts = dict.fromkeys(self.count_names, 0)
         items: dict[str, list[Item]] = {split: [] for split in SPLITS}
         for split, item in self.split(self.streams(), counts):
@@ -267,6 +271,18 @@ class StreamedTask(Task[TokenizerT]):
             | {"overlap": overlap(items[TRAIN], items[VALIDATION])}
             | {split: plain for split, (plain, _) in summaries.items()},
         )
+
+    def check_source(self) -> None:
+        if (folder := self._prepared_folder()) is not None:
+            read_index(folder / TRAIN)
+            return
+        for items in self.streams():
+            next(iter(items), None)
+
+    def _prepared_folder(self) -> epath.Path | None:
+        """The folder of `mhsh prepare` that is the source; None where it is another source."""
+        kind, _, folder = self.data.source.partition(":")
+        return expand_user(folder) if kind == "arrayrecord" and folder else None
 
     def _open_prepared(self, folder: epath.Path, saved_vocab: epath.PathLike | None) -> Corpus[TokenizerT]:
         """A prepared folder, read on demand. Raises UserError where it is unfinished, damaged or of

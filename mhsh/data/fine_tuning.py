@@ -127,6 +127,9 @@ class ClassificationTask(FineTuningTask):
 
     data: ClassificationDataConfig
 
+    def check_source(self) -> None:
+        read_splits(find_task(self.data.task), self.data.source)
+
     def load(self, saved_vocab: epath.PathLike | None = None) -> ClassificationCorpus:
         """`unigram_entropy` is the lowest loss of a model that ignores the texts: the entropy of
         the classes, or the variance of the scores.
@@ -212,6 +215,9 @@ class SpanTask(FineTuningTask):
     """Every window of a question's context, and the answer's tokens."""
 
     data: SpanDataConfig
+
+    def check_source(self) -> None:
+        _splits(self.data)
 
     def load(self, saved_vocab: epath.PathLike | None = None) -> SpanCorpus:
         """`unigram_entropy` is the lowest loss of a model that ignores the text: the entropy of the
