@@ -132,6 +132,19 @@ def test_body_and_pooler_are_taken_and_the_heads_exchanged(pretrained, policy):
     }
 
 
+@pytest.mark.parametrize(("task", "classes", "taken"), [("rte", 2, False), ("wnli", 3, False), ("MNLI", 3, True)])
+def test_the_classes_of_another_task_start_fresh(pretrained, tmp_path, task, classes, taken):
+    first = classification(pretrained[0], pretrained[1])
+    save(first, tmp_path / "mnli", 7, fresh_state(first))
+    second = starting_from(first, tmp_path / "mnli")
+    second = replace(second, model=replace(second.model, num_classes=classes), data=replace(second.data, task=task))
+    state = fresh_state(second)._replace(params=jax.tree.map(lambda leaf: leaf + 1, fresh_state(second).params))
+    (params, _, _), report = init_from_run(second, state, mesh_of(1, 1, 1))
+    source = fresh_state(first) if taken else state
+    jax.tree.map(np.testing.assert_array_equal, params["classification"], source.params["classification"])
+    assert (report["fresh"], report["left"]) == ([], []) if taken else (["classification"], ["classification"])
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

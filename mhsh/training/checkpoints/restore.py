@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from mhsh.config.entries import SCHEMES, SOURCES, check_recorded
 from mhsh.config.registry import Registry
-from mhsh.config.schema import Config
+from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.data.corpus import Corpus
+from mhsh.data.glue import find_task
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, xla_config
@@ -140,8 +141,8 @@ def _running_mean(mean: Any, params: Any, number: jax.Array) -> Any:
 
 def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
     """The `fresh` state of `config` with parameters of the newest checkpoint of train.start_from:
-    all embeddings and stacks, and the heads that both have. A learned position table may be longer
-    than the other run's; its new rows start fresh.
+    all embeddings and stacks, and the heads that both have, but for the classes of another task. A
+    learned position table may be longer than the other run's; its new rows start fresh.
 
     With train.keep_moments, Adam's moments and their count are taken too; fresh parts have moments
     of zero. The step is always 0, and the schedule is that of `config`.
@@ -174,7 +175,9 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
     else:
         saved = fresh._replace(params=checkpoints.restore_params(step, abstract.params))
     checkpoints.close()
-    names = [name for name in fresh.params if name in saved.params]
+    tasks = {find_task(each.data.task).name for each in (other, config) if isinstance(each.data, ClassificationDataConfig)}
+    others = {"classification"} if len(tasks) > 1 else set()
+    names = [name for name in fresh.params if name in saved.params and name not in others]
     missing = [name for name in fresh.params if name in _NEEDED and name not in names]
     if missing:
         raise UserError(f"train.start_from = {config.train.start_from!r} has no {missing[0]}; start from a run of the same kind")
