@@ -217,3 +217,21 @@ def test_a_run_whose_vocabulary_was_exchanged_starts_no_other(make_config, tmp_p
     folder.write_run({"vocabulary": "of another file"})
     with pytest.raises(UserError, match="is not the vocabulary that the run began with"):
         check_same_vocabulary(config, corpus)
+
+
+def test_a_run_that_reads_a_text_otherwise_starts_no_other(make_config, tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Text {number} is here. " * 20 for number in range(40)))
+    source = {"data.source": f"text:{tmp_path / 'text.txt'}", "model.vocab_size": 512, "data.validation_fraction": 0.2}
+    cased = make_config("bert", "2l8h", **source, **{"data.lowercase": False})
+    folder = RunFolder.open_for_training(tmp_path / "cased", cased)
+    load_corpus(cased, None).save_vocab(folder.path)
+    folder.write_run({"vocabulary": folder.vocabulary_hash(cased)})
+    vocabulary = {"train.start_from": str(folder.path), "data.vocab_path": str(folder.path / "vocab.txt")}
+    lower = make_config("bert", "2l8h", **source, **vocabulary)
+    with pytest.raises(UserError, match=r"another vocabulary .* --config.data.vocab_path=.* and --config.data.lowercase=False"):
+        check_same_vocabulary(lower, load_corpus(lower, None))
+    of_bytes = make_config("gpt", "6l4h", **source, **{"train.start_from": str(folder.path)})
+    with pytest.raises(UserError, match="was trained on wordpiece tokens, not bytes; start from another run"):
+        check_same_vocabulary(of_bytes, load_corpus(of_bytes, None))
+    same = make_config("bert", "2l8h", **source, **vocabulary, **{"data.lowercase": False})
+    check_same_vocabulary(same, load_corpus(same, None))

@@ -7,14 +7,12 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array
 from msgspec.structs import replace
@@ -24,7 +22,8 @@ from mhsh.config.registry import Registry
 from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.data.corpus import Corpus
 from mhsh.data.glue import find_task
-from mhsh.data.load import load_corpus
+from mhsh.data.load import load_corpus, load_tokenizer
+from mhsh.data.wordpiece import WordPieceTokenizer
 from mhsh.errors import UserError
 from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.parameters import parameter_path
@@ -201,18 +200,19 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
 
 
 def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
-    """Raises UserError if the run of train.start_from has not the vocabulary of the data, or not
-    the one that it began with.
+    """Raises UserError if the run of train.start_from makes other tokens of a text than the data's
+    vocabulary, or has not the one that it began with.
     """
-    other = RunFolder(config.train.start_from)
-    other.vocabulary(config)
-    with tempfile.TemporaryDirectory() as folder:
-        corpus.save_vocab(epath.Path(folder))
-        here = RunFolder(folder).vocabulary_hash(config)
-    if other.vocabulary_hash(config) != here:
+    other, what = RunFolder(config.train.start_from), f"train.start_from = {config.train.start_from!r} was trained"
+    before = other.read_config()
+    there, here = load_tokenizer(other, before), corpus.tokenizer
+    if type(there) is not type(here):
+        raise UserError(f"{what} on {before.data.tokenizer} tokens, not {config.data.tokenizer}; start from another run")
+    if there.fingerprint != here.fingerprint:
+        case = f" and --config.data.lowercase={there.lowercase}" if isinstance(there, WordPieceTokenizer) else ""
         raise UserError(
-            f"train.start_from = {config.train.start_from!r} was trained with another vocabulary than the data's; prepare the data "
-            f"with --config.data.vocab_path={other.path / vocab_file(config)}, or start from another run"
+            f"{what} with another vocabulary than the data's; prepare the data with "
+            f"--config.data.vocab_path={other.path / vocab_file(before)}{case}, or start from another run"
         )
 
 
