@@ -197,7 +197,7 @@ def _untrained_sentences(group: Group) -> Iterable[str]:
     run = next((member.run for member in stuck if member.run is not None), None)
     if run is not None:
         known, entropy = outcome.baseline_knowledge(group.config), run.recorded_number("data", "unigram_entropy")
-        loss = run.final_train if run.final_validation is None else run.final_validation
+        loss = outcome.judged_loss(run.config.model.objective, run.final_train, run.final_validation)
         assert entropy is not None and loss is not None  # what tells that it is stuck
         words = f"ended no better than {known} alone"
         if known == "token frequencies":

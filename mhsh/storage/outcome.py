@@ -28,8 +28,9 @@ NO_METRICS = "no metrics"
 PLATEAU_RULE = (
     "A run has left the unigram plateau if and only if its validation loss after the last step (where there is none: its final "
     f"training loss) is below the unigram entropy of its training text minus {PLATEAU_MARGIN} nats: it then predicts better than "
-    "token frequencies alone could. Without a recorded entropy or a loss it is not known. A run whose final training loss or last "
-    "validation loss is not finite, or in which training gave up, has diverged."
+    "token frequencies alone could. A fine-tuning is judged by its final training loss: its validation loss may rise while it "
+    "answers better. Without a recorded entropy or a loss it is not known. A run whose final training loss or last validation loss "
+    "is not finite, or in which training gave up, has diverged."
 )
 
 SPIKE_RULE = (
@@ -63,13 +64,20 @@ def smoothed_final_loss(train_loss: Sequence[float] | np.ndarray) -> float | Non
     return float(np.mean(finite)) if 2 * len(finite) > len(last) else math.nan
 
 
-def plateau_outcome(final_train: float | None, final_validation: float | None, entropy: float | None, gave_up: bool = False) -> str:
+def judged_loss(objective: str, final_train: float | None, final_validation: float | None) -> float | None:
+    """The loss of a run of this model.objective that PLATEAU_RULE judges."""
+    return final_train if final_validation is None or objective in TASKS else final_validation
+
+
+def plateau_outcome(
+    objective: str, final_train: float | None, final_validation: float | None, entropy: float | None, gave_up: bool = False
+) -> str:
     """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE; losses in nats."""
     if final_train is None and final_validation is None:
         return NO_METRICS
     if gave_up or any(value is not None and not math.isfinite(value) for value in (final_train, final_validation)):
         return DIVERGED
-    final = final_train if final_validation is None else final_validation
+    final = judged_loss(objective, final_train, final_validation)
     if entropy is None or final is None:
         return NOT_KNOWN
     return LEFT if final < entropy - PLATEAU_MARGIN else ON_PLATEAU

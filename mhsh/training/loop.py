@@ -258,7 +258,7 @@ def _train(ready: _ReadyRun, program: Program, place: int) -> Generator[HostBatc
         stopped_by = yield from _steps(run, log, record, program, place, start.step)
         with clock.phase("saving"):
             run.checkpoints.close()
-    record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(folder, run.corpus.unigram_entropy))
+    record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(folder, config, run.corpus.unigram_entropy))
     for line in last_lines(folder, config) if jax.process_index() == 0 else ():
         display.note(line)
     return stopped_by
@@ -350,7 +350,7 @@ def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
     if cut.num_lost and str(step) not in record["lost_rows"]:
         changes["lost_rows"] = record["lost_rows"] | {str(step): cut.num_lost}
     if record.get("status") != FINISHED:
-        outcome = outcome_of(folder, record["data"].get("unigram_entropy"))
+        outcome = outcome_of(folder, config, record["data"].get("unigram_entropy"))
         changes |= {"status": FINISHED, "outcome": outcome, "checkpoint": step}
     if changes:
         folder.write_run(record | changes)

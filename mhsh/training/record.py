@@ -14,6 +14,7 @@ import numpy as np
 
 from mhsh.config.entries import recorded_entries
 from mhsh.config.fields import all_fields, flatten
+from mhsh.config.schema import Config
 from mhsh.errors import Unavailable
 from mhsh.models.admin import has_omega, read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
@@ -216,7 +217,7 @@ class RunRecord:
         folder.write_run(self._values | written | more)
 
 
-def outcome_of(folder: RunFolder, entropy: float | None) -> str:
+def outcome_of(folder: RunFolder, config: Config, entropy: float | None) -> str:
     """The outcome of a run that has ended without error, by the rules of storage/outcome.py;
     `entropy` is the unigram entropy of its training text.
     """
@@ -224,7 +225,7 @@ def outcome_of(folder: RunFolder, entropy: float | None) -> str:
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
     last = float(validation[-1]) if len(validation) else None
-    return plateau_outcome(smoothed_final_loss(losses), last, entropy)
+    return plateau_outcome(config.model.objective, smoothed_final_loss(losses), last, entropy)
 
 
 def _extend_history(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mhsh.config.schema import Config
+from mhsh.config.schema import TASKS, Config
 from mhsh.storage.outcome import (
     ON_PLATEAU,
     SMOOTHED_SHARE,
@@ -37,12 +37,13 @@ class Remarks(Tracker):
         self._last_tenth: deque[float] = deque(maxlen=rows)
         self._before: deque[float] = deque(maxlen=SPIKE_ROWS)
         self._is_spiking = self._is_told = False
-        self._is_validated = 0 < config.train.eval_interval < config.train.num_steps
+        self._is_validated = 0 < config.train.eval_interval < config.train.num_steps and config.model.objective not in TASKS
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         step, loss = row["step"], row["loss"]
         if row["split"] == "validation":
-            self._look_for_plateau(step, loss, "validation")
+            if self._is_validated:
+                self._look_for_plateau(step, loss, "validation")
             return
         was_spiking, self._is_spiking = self._is_spiking, "spike" in row or is_spike(self._before, loss)
         if self._is_spiking and not was_spiking:
@@ -55,7 +56,7 @@ class Remarks(Tracker):
 
     def _look_for_plateau(self, step: int, loss: float, split: str) -> None:
         is_due = plateau_deadline(self._config) <= step < self._config.train.num_steps
-        if self._is_told or not is_due or plateau_outcome(None, loss, self._entropy) != ON_PLATEAU:
+        if self._is_told or not is_due or plateau_outcome(self._config.model.objective, loss, None, self._entropy) != ON_PLATEAU:
             return
         self._is_told = True
         self._note(plateau_words(self._config, step, split, loss, self._entropy))

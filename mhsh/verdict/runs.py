@@ -141,7 +141,7 @@ class RecordedRun:
         """LEFT, ON_PLATEAU, DIVERGED, NOT_KNOWN or NO_METRICS, by PLATEAU_RULE."""
         gave_up = self.recorded("outcome") == outcome.DIVERGED or not np.isfinite(self.curves["validation"].loss[-1:]).all()
         entropy = self.recorded_number("data", "unigram_entropy")
-        return outcome.plateau_outcome(self.final_train, self.final_validation, entropy, gave_up)
+        return outcome.plateau_outcome(self.config.model.objective, self.final_train, self.final_validation, entropy, gave_up)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,22 +49,28 @@ def test_smoothed_final_leaves_skipped_steps_out_and_is_not_finite_if_half_of_it
 
 
 @pytest.mark.parametrize(
-    ("train", "validation", "entropy", "expected"),
+    ("objective", "train", "validation", "entropy", "expected"),
     [
-        (2.95, 2.89, 3.0, LEFT),  # validation is the less noisy of the two
-        (2.89, 2.95, 3.0, ON_PLATEAU),
-        (2.89, None, 3.0, LEFT),
-        (3.0 - 0.1, None, 3.0, ON_PLATEAU),
-        (2.5, 2.5, None, NOT_KNOWN),
-        (None, 2.5, 3.0, LEFT),
-        (math.nan, 2.5, 3.0, DIVERGED),
-        (2.5, math.nan, 3.0, DIVERGED),
-        (2.5, math.inf, None, DIVERGED),
-        (None, None, 3.0, NO_METRICS),
+        ("clm", 2.95, 2.89, 3.0, LEFT),  # validation is the less noisy of the two
+        ("clm", 2.89, 2.95, 3.0, ON_PLATEAU),
+        ("clm", 2.89, None, 3.0, LEFT),
+        ("clm", 3.0 - 0.1, None, 3.0, ON_PLATEAU),
+        ("clm", 2.5, 2.5, None, NOT_KNOWN),
+        ("clm", None, 2.5, 3.0, LEFT),
+        ("clm", math.nan, 2.5, 3.0, DIVERGED),
+        ("clm", 2.5, math.nan, 3.0, DIVERGED),
+        ("clm", 2.5, math.inf, None, DIVERGED),
+        ("clm", None, None, 3.0, NO_METRICS),
+        # Of a run that answers 75 % right, where half of the examples are of each class.
+        ("classification", 0.0002, 2.083, 0.693, LEFT),
+        ("span", 3.0, 2.5, 3.0, ON_PLATEAU),
+        ("span", 2.5, math.nan, 3.0, DIVERGED),
     ],
 )
-def test_plateau_rule_by_hand(train: float | None, validation: float | None, entropy: float | None, expected: str) -> None:
-    assert plateau_outcome(train, validation, entropy) == expected
+def test_plateau_rule_by_hand(
+    objective: str, train: float | None, validation: float | None, entropy: float | None, expected: str
+) -> None:
+    assert plateau_outcome(objective, train, validation, entropy) == expected
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def test_a_task_has_no_unigrams(make_config: MakeConfig, objective: Objective, n
     assert words == f"no better than {known} alone (a loss of 0.690)" and "plateau" not in outcome_words(LEFT, config, 0.69)
 
 
+def test_a_fine_tuning_that_answers_well_with_a_high_loss_is_told_nothing(make_config: MakeConfig) -> None:
+    config = make_config("bert", "2l8h", **{"train.eval_interval": 10})
+    config = replace(config, model=replace(config.model, objective="classification", num_classes=2))
+    assert remarks(config, train=[0.5] * 40, validation=[5.0] * 4) == []
+    assert len(remarks(config, train=[3.3] * 40, validation=[5.0] * 4)) == 1
+
+
 def test_a_run_that_leaves_it_is_not(make_config: MakeConfig) -> None:
     assert remarks(make_config("quickstart", "24l1h_admin"), validation=TRAINED) == []
 
