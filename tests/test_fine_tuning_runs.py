@@ -18,6 +18,7 @@ SHORT = [
     "--config.train.log_interval=1",
     "--config.optimizer.warmup_steps=1",
     "--config.data.sequence_length=32",
+    "--config.model.remat_policy=none",  # `auto` would trace to choose it
 ]
 RATE = "--config.optimizer.learning_rate=0.003"
 COLOURS = ["red", "green", "blue", "gold"]

@@ -27,9 +27,9 @@ Fields = Mapping[str, Mapping[str, Any]]  # section: {field: value}
 # What `mhsh finetune` takes from the pre-trained run, besides the fields of the model.
 FROM_THE_RUN = {"data": ("vocab_path", "lowercase"), "train": ("seed", "start_from", "keep_moments")}
 # Adam as in BERT's pre-training, and dropout of 0.1 whatever it was there (Devlin et al. 2018,
-# appendix A.3); validation and a checkpoint at the end.
+# appendix A.3); what fits these rows and devices; validation and a checkpoint at the end.
 FINE_TUNING = dict(
-    model=dict(hidden_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1),
+    model=dict(hidden_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1, remat_policy="auto"),
     optimizer=dict(schedule="linear", beta2=0.999, epsilon=1e-6),
     train=dict(log_interval=10, eval_interval=0, eval_batches=0, checkpoint_interval=0),
 )

@@ -130,6 +130,13 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, ru
         assert config.model.num_classes == find_task(variant).num_classes == len(find_task(variant).label_names)
 
 
+@pytest.mark.parametrize(("changes", "policy"), [([], "auto"), ([("model.remat_policy", "groups")], "groups")])
+def test_a_fine_tuning_may_need_less_memory_than_pre_training(make_config, tmp_path, changes, policy):
+    there = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "12l12h-day", **{"model.remat_policy": "none"}))
+    fields = configs.override(configs.load_fields("squad:v2"), changes, "")
+    assert from_dict(fine_tuning_fields(there, fields, seed=0, fresh=True)).model.remat_policy == policy
+
+
 def test_an_unknown_variant_is_refused_with_those_there_are():
     for module in map(configs.load, TASKS):
         for unknown in ("1l1h1x", f"{next(iter(module.VARIANTS))}-phase3"):
