@@ -122,6 +122,7 @@ def test_every_fine_tuning_is_a_config_with_the_model_of_a_run(task, variant, ru
     config = from_dict(fine_tuning_fields(run, fields.to_dict(), seed=3, fresh=False))
     assert (config.train.seed, config.train.start_from) == (3, str(run.path))
     assert config.data.vocab_path == str(run.path / "vocab.txt")
+    assert 0 < config.train.checkpoint_interval <= 1_000  # a crash does not cost the hours of a large task
     head = dict(objective=config.model.objective, num_classes=config.model.num_classes, next_sentence=False)
     dropout = dict(hidden_dropout=0.1, attention_dropout=0.1, mlp_dropout=0.0, embedding_dropout=0.1)
     assert there.model.hidden_dropout == 0 and config.model == replace(there.model, **head, **dropout)
