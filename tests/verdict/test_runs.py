@@ -193,16 +193,16 @@ def test_a_run_whose_files_contradict_each_other_is_refused(make_run) -> None:
     metrics = paths["b"] / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"loss": 2.0', '"loss": 1.8'))
     edited = load_runs([*paths.values()])
-    assert [run.name for run in edited.runs] == ["a"] and "the mean of its parts 1.98" in edited.refused[0]
+    assert [run.name for run in edited.runs] == ["a"] and "its parts are 1.9 to 2.06" in edited.refused[0]
 
 
-def test_a_last_batch_of_one_row_makes_no_run_wrong(make_run) -> None:
-    """Its part hardly counts in the loss, as validation weighs it."""
-    for count in (2, 3, 4, 20):
-        parts, rows = np.array([2.0] * (count - 1) + [2.4]), [32] * (count - 1) + [1]
-        path = make_run(f"{count} parts", [3.0], [1.0])
+def test_parts_of_few_predictions_make_no_run_wrong(make_run) -> None:
+    """Validation weighs each part by them: a last batch of one row, and rows of short documents."""
+    plans = [([2.0] * (count - 1) + [2.4], [32] * (count - 1) + [1]) for count in (2, 3, 4, 20)]
+    for number, (parts, weights) in enumerate([*plans, ([0.1] * 5 + [3.6] * 15, [9] * 5 + [1] * 15)]):
+        path = make_run(f"run {number}", [3.0], [1.0])
         (path / "metrics.jsonl").write_text("")
-        append(path, step=10, split="validation", batch="b", loss=np.average(parts, weights=rows), loss_parts=parts.tolist())
+        append(path, step=10, split="validation", batch="b", loss=np.average(parts, weights=weights), loss_parts=parts)
         assert load_runs([path]).refused == ()
 
 
