@@ -218,13 +218,14 @@ def check_same_vocabulary(config: Config, corpus: Corpus) -> None:
 
 def _take_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) -> Any:
     """The fresh optimiser state with all that was saved of those parts, and the saved count."""
-    saved_leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved.opt_state)}
+    # Without the place in the chain of updates, which other runs' clipping or scheme may move.
+    saved_leaves = {jax.tree_util.keystr(path[1:]): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved.opt_state)}
 
     def take(path: tuple[Any, ...], leaf: Array) -> Array:
         part = next((name for name in parameter_path(path).split("/") if name in fresh.params), None)
         if part is not None and part not in names:
             return leaf
-        old = saved_leaves[jax.tree_util.keystr(path)]
+        old = saved_leaves[jax.tree_util.keystr(path[1:])]
         return old if old.shape == leaf.shape else _extend_table(old, leaf)  # of a position table
 
     return jax.tree_util.tree_map_with_path(take, fresh.opt_state)
