@@ -82,8 +82,10 @@ _SCHEME_PARAMETERS = re.compile(r"(_residual/|^(encoder|decoder)/(?!layers/))(?!
 
 
 def is_kernel(path: str) -> bool:
-    """Whether a parameter is used in the compute dtype alone. Tables and vectors are not."""
-    return path.endswith("kernel")
+    """Whether a parameter is used in the compute dtype alone. Tables and vectors are not, nor are a
+    residual scheme's own, which may have any name.
+    """
+    return path.endswith("kernel") and not _SCHEME_PARAMETERS.search(path)
 
 
 def has_decay(path: str, scheme_decay: Mapping[str, bool]) -> bool | None:

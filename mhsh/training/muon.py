@@ -13,7 +13,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from mhsh.config.entries import add_optimizer
 from mhsh.config.schema import Config, OptimizerConfig
 from mhsh.config.shapes import feed_forward_kernels
-from mhsh.models.parameters import KERNELS, STACKED, Kernel, parameter_path
+from mhsh.models.parameters import KERNELS, STACKED, Kernel, is_kernel, parameter_path
 from mhsh.training.optimizer import adam
 
 
@@ -72,8 +72,8 @@ def muon(optimizer: OptimizerConfig) -> optax.GradientTransformation:
     moments, by_name = adam(optimizer), {name: muon_axes(kernel, optimizer.muon_heads) for name, kernel in KERNELS.items()}
 
     def matrix(path: tuple[Any, ...], leaf: Any) -> MuonDimensionNumbers | None:
-        *parents, name = parameter_path(path).split("/")
-        return by_name[name] if STACKED in parents and name in by_name else None
+        *parents, name = (whole := parameter_path(path)).split("/")
+        return by_name[name] if STACKED in parents and name in by_name and is_kernel(whole) else None
 
     def matrices(updates: Any) -> Any:
         return jax.tree_util.tree_map_with_path(matrix, updates)

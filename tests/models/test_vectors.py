@@ -39,24 +39,28 @@ def test_each_layer_is_unpacked_as_it_was(make_config, kernels, arrays):
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_a_matrix_of_a_scheme_of_a_users_is_gathered_with_its_group(make_config):
-    """Whatever its name: it is no vector."""
+@pytest.mark.parametrize(("name", "policy"), [("mix", "gathered_groups"), ("a_kernel", "gathered_groups"), ("a_kernel", "none")])
+def test_a_matrix_of_a_scheme_of_a_users_is_gathered_as_it_is(make_config, name, policy):
+    """Whatever its name: it is no vector, and the scheme may use it in fp32."""
+    dtypes: set[str] = set()
 
-    @add_residual("mixed")
+    @add_residual(f"with_{name}")
     class Mixed(Residual):
         decayed: ClassVar[Mapping[str, bool]] = {"mix": True}
 
         @nn.compact
         def __call__(self, stream, sublayer):
             shape = self.config.embed_dim, self.config.mlp_dim
-            mix = self.param("mix", nn.with_logical_partitioning(nn.initializers.zeros, ("embed", "mlp")), shape)
+            mix = self.param(name, nn.with_logical_partitioning(nn.initializers.zeros, ("embed", "mlp")), shape)
+            dtypes.add(str(mix.dtype))
             return Stream(stream.x + sublayer(stream.x) + stream.x @ mix @ mix.T, None)
 
-    config = make_config("bert", "2l8h", **{"model.residual": "mixed", "model.remat_policy": "gathered_groups"})
+    fields = {"model.residual": f"with_{name}", "model.remat_policy": policy, "model.compute_dtype": "bfloat16"}
+    config = make_config("bert", "2l8h", **fields)
     batch, model, params = random_batch(config, 2), build_model(config.model), abstract_of(config, (1, 2, 1)).params
     with jax.set_mesh(mesh_of(1, 2, 1)):
         logits = jax.eval_shape(map_shards(lambda *args: forward(model, *args, None).logits, config.model, ROWS), params, batch)
-    assert logits.shape[0] == 2
+    assert logits.shape[0] == 2 and dtypes == {"float32"}
 
 
 @pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.slow), "groups"])  # groups are scans of scans
