@@ -9,7 +9,7 @@ import jax
 
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
-from mhsh.models.costs import parameter_counts, row_flops, step_flops
+from mhsh.models.costs import parameter_counts, row_flops, row_tokens, step_flops
 from mhsh.models.schemes import closed_form_omega
 from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
@@ -44,10 +44,10 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "head_dim": model.head_dim,
         "mlp_dim": model.mlp_dim,
         "rows_per_step": config.train.batch_size,
-        "tokens_per_row": config.data.sequence_length,
+        "tokens_per_row": row_tokens(config),
         "flops_per_step": step_flops(config),
         "parameters": parameter_counts(model),
-        "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / config.data.sequence_length},
+        "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / row_tokens(config)},
         "mesh": shape,
         "mesh_choice": plan.mesh_choice and str(plan.mesh_choice),
         "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},

@@ -17,7 +17,7 @@ from mhsh.config.fields import all_fields, flatten
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable
 from mhsh.models.admin import has_omega, read_omega
-from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, step_flops
+from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, row_tokens, step_flops
 from mhsh.models.losses import weighted_mean
 from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
@@ -189,7 +189,7 @@ class RunRecord:
             "choices": [str(choice) for choice in (run.plan.mesh_choice, run.plan.remat) if choice],
             "parameters": parameter_counts(config.model),
             "weight_decayed_parameters": count_decayed(run.config.model.residual, state.params),
-            "flops_per_token_forward": row_flops(config).total / config.data.sequence_length,
+            "flops_per_token_forward": row_flops(config).total / row_tokens(config),
             "flops_per_step": step_flops(config),
             "data": {"fingerprint": corpus.fingerprint, "unigram_entropy": corpus.unigram_entropy, **corpus.summary()},
             "omega": _initial_omega(run, state),

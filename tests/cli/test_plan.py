@@ -12,6 +12,7 @@ import pytest
 from mhsh.cli.main import main
 from mhsh.cli.plan import _print
 from mhsh.configs import get
+from mhsh.models.costs import row_flops, run_cost
 from mhsh.planning.ledger import ledger
 from mhsh.training.memory import USABLE_SHARE
 from mhsh.training.plan import Devices, plan_run
@@ -77,6 +78,15 @@ def test_an_encoder_beside_a_translation_model(capsys):
     assert main(["plan", "--config=bert:2l8h", "--config=translation:tiny"]) == 0
     out = capsys.readouterr().out
     assert "  decoder " in out and "decoder closed one" in out
+
+
+@pytest.mark.usefixtures("one_policy")
+def test_tokens_of_a_translation_are_of_both_sides():
+    """As those that a run logs."""
+    config = get("translation:tiny")
+    figures = ledger(config, None, 2**40)
+    assert figures["rows_per_step"] * figures["tokens_per_row"] * config.train.num_steps == run_cost(config).tokens
+    assert figures["flops_forward_per_row"]["per_token"] * figures["tokens_per_row"] == row_flops(config).total
 
 
 @pytest.mark.usefixtures("one_policy")
