@@ -24,7 +24,7 @@ from mhsh.configs import override
 from mhsh.data.glue import find_task
 from mhsh.errors import UserError
 from mhsh.storage.files import write_atomically
-from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder, recorded_lineage
 from mhsh.text import to_json, whole_numbers
 
 SUMMARY_FILE = "summary.json"
@@ -54,7 +54,7 @@ def run(
 
     Args:
       workdir: the folder of the runs, one a seed
-      seeds: K,... of heads, dropout and row order
+      seeds: K,... of heads, dropout, row order and held-out articles
       rates: R,... learning rates; the task's own metric chooses one, by its mean over the seeds
       fresh: take RUN's shape and vocabulary, not its parameters
     """
@@ -73,6 +73,7 @@ def run(
         figures: dict[int, dict[str, float]] = {}
         for seed, own in by_seed.items():
             run_folder = RunFolder(folder_of_runs / rate / f"seed-{seed}")
+            _check_one_start(folder_of_runs, configs)
             stopped_by = train(own, run_folder.path)
             if stopped_by is not None:
                 return report_stop(stopped_by)
@@ -91,6 +92,22 @@ def run(
     given, files = PREDICT_INPUT[own.model.objective], entry_flags(named_entries(own))
     print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
     return 0
+
+
+def _check_one_start(workdir: epath.Path, configs: Mapping[str, Mapping[int, Config]]) -> None:
+    """Raises UserError where the runs have not started, or would not start now, from one
+    checkpoint: their mean would be of several models.
+    """
+    paths: dict[int | None, epath.Path] = {}
+    for rate, by_seed in configs.items():
+        for seed, config in by_seed.items():
+            run, there = RunFolder(workdir / rate / f"seed-{seed}"), config.train.start_from
+            lineage = recorded_lineage(run.run_record()) if run.newest_checkpoint() is not None else []
+            begun = [before["step"] for before in lineage[:1] if before.get("folder") == there]
+            paths.setdefault(begun[0] if begun else RunFolder(there).newest_checkpoint() if there else None, run.path)
+    if len(paths) > 1:
+        words = " and ".join(f"{path} from step {step}" for step, path in paths.items())
+        raise UserError(f"the run to start from has trained on: {words}; fine-tune all seeds in another --workdir")
 
 
 def _fields_by_rate(fields: Mapping[str, Any], rates: str | None) -> dict[str, Mapping[str, Any]]:
