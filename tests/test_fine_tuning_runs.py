@@ -120,12 +120,13 @@ def test_a_task_with_two_seeds(pretrained, glue, tmp_path):
 
 def test_the_rate_that_is_best_on_the_validation_data_is_chosen(pretrained, glue, tmp_path):
     # The task may have the name of its folder, too.
-    together = ["--seeds=0", "--rates=0.3,1e-9", "--config.data.task=RTE", f"--workdir={tmp_path / 'both'}"]
+    rates = ["--rates=1e38,0.3,1e-9", "--config.train.max_skipped_steps=2"]
+    together = ["--seeds=0", *rates, "--config.data.task=RTE", f"--workdir={tmp_path / 'both'}"]
     said = ran("finetune", str(pretrained), "--config=glue:rte", f"--config.data.source=tsv:{glue}", *SHORT, *together)
     summary = json.loads((tmp_path / "both/summary.json").read_text())
     best, scores = summary["best"], summary["scores"]
     assert set(scores) == {"lr-0.3", "lr-1e-9"} and best == max(scores, key=lambda name: scores[name])
-    assert f"Best on the validation data: {best}\n" in said
+    assert f"Best on the validation data: {best}\n" in said and "lr-1e38 is left out: " in said
     *_, last = RunFolder(tmp_path / "both" / best / "seed-0").rows()
     figures = {name: {"by_seed": {"0": last[name]}, "mean": last[name], "deviation": None} for name in summary["figures"]}
     assert summary == {"started_from": str(pretrained), "figures": figures, "best": best, "scores": scores}

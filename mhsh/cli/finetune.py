@@ -66,7 +66,7 @@ def run(
             config.check_overrides(fields, "mhsh finetune (by RUN, --seeds, --rates or --fresh)")
             configs.setdefault(rate, {})[seed] = from_dict(fields)
     # After the configs are checked: it takes seconds.
-    from mhsh.training.loop import train
+    from mhsh.training.loop import DivergedRun, train
 
     summaries, folder_of_runs = {}, epath.Path(workdir)
     for rate, by_seed in configs.items():
@@ -74,11 +74,18 @@ def run(
         for seed, own in by_seed.items():
             run_folder = RunFolder(folder_of_runs / rate / f"seed-{seed}")
             _check_one_start(folder_of_runs, configs)
-            stopped_by = train(own, run_folder.path)
+            try:
+                stopped_by = train(own, run_folder.path)
+            except DivergedRun as error:
+                if rate == list(configs)[-1] and not summaries:
+                    raise
+                print(f"{rate} is left out: {error}")
+                break
             if stopped_by is not None:
                 return report_stop(stopped_by)
             figures[seed] = _last_validation(run_folder)
-        summaries[rate] = summarise(figures)
+        else:
+            summaries[rate] = summarise(figures)
     scores = {rate: _score(configs[rate][seed_numbers[0]], summary) for rate, summary in summaries.items()}
     best = max(scores, key=lambda rate: -math.inf if math.isnan(scores[rate]) else scores[rate])
     found = {"started_from": None if fresh else folder, "figures": summaries[best]}

@@ -43,6 +43,10 @@ class HeldRun(NamedTuple):
     note: str  # what holding it says
 
 
+class DivergedRun(UserError):
+    """A run has ended itself: too many updates in a row were not finite."""
+
+
 def train(config: Config, workdir: epath.PathLike, accept_gap: bool = False, fresh: bool = False) -> int | None:
     """Trains `config` in the run folder `workdir`, local or in a bucket; resumes from the newest
     good checkpoint if there is one.
@@ -56,7 +60,7 @@ def train(config: Config, workdir: epath.PathLike, accept_gap: bool = False, fre
     it. The state is saved in both cases.
 
     Raises UserError where the data, the mesh or the folder does not fit the config, the tracker is
-    not installed, another process trains there, or the run has diverged.
+    not installed, or another process trains there; DivergedRun.
     """
     set_patience(config.train.storage_minutes)
     check_own_entries(config, workdir)
@@ -331,7 +335,7 @@ def _give_up(run: Run, log: Log, record: RunRecord, step: int) -> None:
     log.flush(waits=True)  # before run.json says how it ended
     run.checkpoints.close()
     record.write(STOPPED, outcome=DIVERGED)
-    raise UserError(
+    raise DivergedRun(
         f"{run.folder.path} diverged: {run.config.train.max_skipped_steps} updates in a row were not finite, to step {step}; lower "
         "optimizer.learning_rate, or try another model.residual"
     )
