@@ -36,7 +36,7 @@ from mhsh.storage.files import (
 )
 from mhsh.storage.holder import HOLDER_FILE, Watch, hold_run
 from mhsh.storage.metrics import Metrics, read_metrics
-from mhsh.storage.questions import exists, is_dir, marked_folders, names_in
+from mhsh.storage.questions import exists, is_dir, marked_folders, names_in, paths_in
 from mhsh.storage.rows import CutRows, RowsFile, rows_in
 from mhsh.storage.run_record import FINISHED, check_record
 
@@ -316,9 +316,20 @@ class RunFolder:
         try:
             fields = read_object(self.path / name)
         except MissingFile:
-            raise UserError(f"{self.path} holds no run: {name} is missing; give the folder that --workdir named") from None
+            below = None if is_remote(self.path) else next(_runs_below(self.path), None)
+            remedy = f"give one of the runs below it, as {below}" if below else "give the folder that --workdir named"
+            raise UserError(f"{self.path} holds no run: {name} is missing; {remedy}") from None
         check_version(fields, str(self.path / name))
         return fields
+
+
+def _runs_below(folder: epath.Path, levels: int = 2) -> Iterator[epath.Path]:
+    """The runs in a folder that holds several: those of a fine-tuning, of its rates, of a sweep."""
+    for path in filter(is_dir, paths_in(folder)):
+        if exists(path / CONFIG_FILE):
+            yield path
+        elif levels > 1:
+            yield from _runs_below(path, levels - 1)
 
 
 def check_goes_on(before: Config, config: Config, path: epath.PathLike) -> None:
