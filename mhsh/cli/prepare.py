@@ -51,7 +51,7 @@ def run(*, config: ConfigFlag, out: OutFolderFlag, workers: Count | None = None,
     for line in source_lines(config):
         _say(line)
     summary = prepare(task, Path(out), per_shard if per_shard is not None else task.items_per_shard, run_all, _say)
-    for line in (*describe(summary), format_unknown(summary)):
+    for line in (*describe(summary), format_unknown(summary, task.unknown_remedy)):
         if line:
             _say(line)
     rows = shlex.quote(f"arrayrecord:{out}")

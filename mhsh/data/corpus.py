@@ -41,6 +41,7 @@ class Task(abc.ABC, Generic[TokenizerT]):
     """One kind of corpus, as a config describes it. It may be sent to other processes."""
 
     vocab_file: ClassVar[str]  # the vocabulary's name in a run folder
+    unknown_remedy: ClassVar[str] = ""  # what to do about unknown characters; empty: there are none
 
     model: ModelConfig
     data: AnyDataConfig

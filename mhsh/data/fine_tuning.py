@@ -40,6 +40,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
     """
 
     vocab_file: ClassVar[str] = WORDPIECE_FILE
+    unknown_remedy: ClassVar[str] = "take a run that was pre-trained on such text"
 
     data: ClassificationDataConfig | SpanDataConfig
 
@@ -66,7 +67,7 @@ class FineTuningTask(Task[WordPieceTokenizer]):
         """The share of unknown characters in the first training texts, which must be below half."""
         sample = texts[:_TEXTS_LOOKED_AT]
         counted = count_unknown(sample, tokenizer.encode_batch(sample), tokenizer)
-        check_known(counted, f"data.source = {self.data.source!r}", "take a run that was pre-trained on such text")
+        check_known(counted, f"data.source = {self.data.source!r}", self.unknown_remedy)
         return {"unknown_character_fraction": unknown_fraction(counted)}
 
     def corpus_fields(self, tokenizer: WordPieceTokenizer, train: Examples, validation: Examples) -> dict[str, Any]:

@@ -24,8 +24,6 @@ from mhsh.data.wordpiece import ByteTokenizer, Tokenizer, check_known, load_word
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import WORDPIECE_FILE
 
-_UNKNOWN_REMEDY = "take --config.data.tokenizer=bytes, which knows all, or name another --config.data.vocab_path"
-
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingTask(StreamedTask[Tokenizer]):
@@ -41,6 +39,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
     items: ClassVar[str] = "documents"
     items_per_shard: ClassVar[int] = 1000
     vocab_file: ClassVar[str] = WORDPIECE_FILE
+    unknown_remedy: ClassVar[str] = "take --config.data.tokenizer=bytes, which knows all, or name another --config.data.vocab_path"
     compression: ClassVar[str] = UNCOMPRESSED  # no array of an example follows from the others
     training_only_fields: ClassVar[tuple[str, ...]] = ("max_predictions", "mask_fraction")
     split_purpose: ClassVar[int] = DOCUMENT_SPLIT
@@ -145,7 +144,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         counts = sums["token_counts"]
         ordinary, unknown = counts[~tokenizer.is_special], int(counts[tokenizer.unk_id])
         if split == TRAIN:
-            check_known(sums, f"data.source = {self.data.source!r}", _UNKNOWN_REMEDY)
+            check_known(sums, f"data.source = {self.data.source!r}", self.unknown_remedy)
         plain |= {
             "padding_fraction": 1 - plain["tokens"] / int(sums["positions"]),
             "unknown_fraction": unknown / max(1, unknown + int(ordinary.sum())),

@@ -88,14 +88,14 @@ def format_overlap(both: Mapping[str, int]) -> str:
     )
 
 
-def format_unknown(counts: Mapping[str, Any]) -> str:
+def format_unknown(counts: Mapping[str, Any], remedy: str) -> str:
     """The problem of the vocabulary, given the counts of the training data; empty: nothing."""
     fraction = counts["train"].get("unknown_character_fraction", 0.0) if isinstance(counts.get("train"), Mapping) else 0.0
     if fraction < _UNKNOWN_WORTH_SAYING:
         return ""
     return (
         f"{fraction:.1%} of the characters of the training data are in words that the vocabulary has no pieces for, and are "
-        "learnt as [UNK]: see --config.data.tokenizer=bytes, or name another --config.data.vocab_path"
+        f"learnt as [UNK]: {remedy}"
     )
 
 

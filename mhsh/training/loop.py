@@ -173,7 +173,8 @@ def _make_ready(held: HeldRun, run: Run, accept_gap: bool) -> _ReadyRun:
     counts = run.corpus.summary()
     with jax.set_mesh(run.mesh):
         choices = str(run.plan.mesh_choice or ""), describe_fallbacks(run.config.model)
-    for line in (held.note, use_compilation_cache(), format_overlap(counts["overlap"]), format_unknown(counts), *choices):
+    unknown = format_unknown(counts, run.corpus.task.unknown_remedy)
+    for line in (held.note, use_compilation_cache(), format_overlap(counts["overlap"]), unknown, *choices):
         if line:
             run.display.note(line)
     start = prepare_start(run, accept_gap)

@@ -203,7 +203,9 @@ def test_words_that_no_piece_covers_are_counted_by_characters(tmp_path: Path, le
     train = corpus.counts["train"]
     assert train["unknown_character_fraction"] == pytest.approx(share, abs=0.05)
     assert train["unknown_fraction"] < 0.03
-    assert ("characters of the training data are in words" in format_unknown(corpus.summary())) == (share > 0)
+    assert ("learnt as [UNK]: take --config.data.tokenizer" in format_unknown(corpus.summary(), corpus.task.unknown_remedy)) == (
+        share > 0
+    )
 
 
 @pytest.mark.realdata
