@@ -326,7 +326,7 @@ class RunFolder:
 def _runs_below(folder: epath.Path, levels: int = 2) -> Iterator[epath.Path]:
     """The runs in a folder that holds several: those of a fine-tuning, of its rates, of a sweep."""
     for path in filter(is_dir, paths_in(folder)):
-        if exists(path / CONFIG_FILE):
+        if RunFolder(path).has_begun():
             yield path
         elif levels > 1:
             yield from _runs_below(path, levels - 1)
