@@ -36,7 +36,6 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     config, mesh = plan.config, make_mesh(plan.mesh_shape)
     model, params = load_for_inference(run_folder, config, step, 1, mesh)
     corpus = load_recorded_corpus(run_folder, config)
-    corpus.check_batch(config.train.batch_size)
     # The decoding of the authors' recipe for translation (see configs/translation.py).
     validator = Validator(config, model, mesh, corpus, params, num_sentences=None, num_hypotheses=4, length_penalty=0.6)
     values = validator(params).values

@@ -217,6 +217,9 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
     said = said_by("import", str(golden), *own, f"--out={tmp_path / 'run'}")
     assert said.endswith(f"to train it further: mhsh train --workdir={tmp_path / 'run'}\n")
     assert json.loads(said_by("eval", str(tmp_path / "run")))["step"] == 0
+    # A batch may be larger than all rows, where nothing trains.
+    said_by("import", str(golden), *own, "--config.train.batch_size=2048", f"--out={tmp_path / 'wide'}")
+    assert json.loads(said_by("eval", str(tmp_path / "wide")))["batches"] == 1
     assert "resuming from the checkpoint of step 0" in said_by("train", f"--workdir={tmp_path / 'run'}")
     assert RunFolder(tmp_path / "run").newest_checkpoint() == 4
     assert "step 4" in said_by("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
