@@ -56,6 +56,8 @@ class Fork:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
         out, err = (Path(file.name).read_text(encoding="utf-8") for file in self._outputs)
+        for file in self._outputs:
+            file.close()  # the traceback of a test that fails may keep it
         return out, err
 
     def send_signal(self, number: int) -> None:

@@ -133,7 +133,7 @@ LIVES = {
     "works": (4, "  with run.phase('training'):\n    for _ in range(10):\n      time.sleep(0.5)\n      dog.on_progress()"),
     "saves": (1, "  with run.phase('training'), run.phase('saving'): time.sleep(3)"),
     "before and after": (1, "  time.sleep(2)\n  with run.phase('training'): pass"),
-    "stopped": (1, "  with run.phase('training'):\n    stop_for(3)\n    time.sleep(0.5)\n    dog.on_progress()"),
+    "stopped": (3, "  with run.phase('training'):\n    stop_for(5)\n    time.sleep(0.5)\n    dog.on_progress()"),
     "stopped within the longest step": (
         0,
         "  with run.phase('training'):\n    stop_for(3)\n    dog.on_progress()\n    assert dog.limit() < 20",
