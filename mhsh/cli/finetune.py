@@ -86,19 +86,29 @@ def run(
             figures[seed] = _last_validation(run_folder)
         else:
             summaries[rate] = summarise(figures)
-    scores = {rate: _score(configs[rate][seed_numbers[0]], summary) for rate, summary in summaries.items()}
+    _conclude(folder_of_runs, configs, summaries, None if fresh else folder)
+    return 0
+
+
+def _conclude(
+    workdir: epath.Path,
+    configs: Mapping[str, Mapping[int, Config]],
+    summaries: Mapping[str, Mapping[str, Any]],
+    started_from: str | None,
+) -> None:
+    """Chooses the best rate, writes summary.json, and prints the figures and the next command."""
+    scores = {rate: _score(next(iter(configs[rate].values())), summary) for rate, summary in summaries.items()}
     best = max(scores, key=lambda rate: -math.inf if math.isnan(scores[rate]) else scores[rate])
-    found = {"started_from": None if fresh else folder, "figures": summaries[best]}
-    if rates is not None:
+    found: dict[str, Any] = {"started_from": started_from, "figures": summaries[best]}
+    if best:  # of --rates
         found |= {"best": best, "scores": scores}
         print("Best on the validation data:", best)
-    write_atomically(folder_of_runs / SUMMARY_FILE, to_json(found, indent=1) + "\n")
+    write_atomically(workdir / SUMMARY_FILE, to_json(found, indent=1) + "\n")
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
-    named = shlex.quote(str(folder_of_runs / best / f"seed-{seed}"))
+    named = shlex.quote(str(workdir / best / f"seed-{seed}"))
     given, files = PREDICT_INPUT[own.model.objective], entry_flags(named_entries(own))
     print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
-    return 0
 
 
 def _check_one_start(workdir: epath.Path, configs: Mapping[str, Mapping[int, Config]]) -> None:
