@@ -68,7 +68,7 @@ def test_the_price_in_flops_is_that_of_the_comparison(stage: str, section: str, 
     assert ratio in " ".join((ROOT / "docs/study/findings.md").read_text(encoding="utf-8").split())
 
 
-@pytest.mark.parametrize("stage", ["copying", "example", "recall", "recall_two"])
+@pytest.mark.parametrize("stage", ["copying", "example", "recall", "recall_longer", "recall_two"])
 def test_what_is_said_of_a_stage_is_what_the_comparison_says(stage: str, tmp_path: Path) -> None:
     with tarfile.open(ROOT / f"docs/study/runs/{stage}.tar.xz") as kept:
         kept.extractall(tmp_path, filter="data")
