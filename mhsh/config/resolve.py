@@ -56,12 +56,17 @@ def from_dict(fields: Mapping[str, Any]) -> Config:
     changes = (regroup, layers_at_equal_size, heads_at_equal_width, kv_heads_at_equal_size)
     for path, change in zip(SHAPING, changes, strict=True):
         if shaping[path]:
+            _refuse(_decoder_problems(config.model))
             config = replace(config, model=change(config.model, shaping[path]))
-    problem = next(_problems(config), None)
-    if problem:
-        raise UserError(problem)
+    _refuse(_problems(config))
     profiled_steps(config.train.profile_steps, config.train.num_steps)
     return config
+
+
+def _refuse(problems: Iterator[str]) -> None:
+    """Raises the first problem as a UserError."""
+    for problem in problems:
+        raise UserError(problem)
 
 
 def profiled_steps(steps: str, num_steps: int) -> tuple[int, int] | None:
@@ -211,12 +216,13 @@ def _objective_problems(model: ModelConfig, train: TrainConfig) -> Iterator[str]
         yield f"train.label_smoothing = {train.label_smoothing}; {allowed}: 0"
     if model.num_token_types and objective == "translation":
         yield f"model.num_token_types = {model.num_token_types}; {allowed}: 0"
-    yield from _decoder_problems(model, allowed)
+    yield from _decoder_problems(model)
 
 
-def _decoder_problems(model: ModelConfig, allowed: str) -> Iterator[str]:
+def _decoder_problems(model: ModelConfig) -> Iterator[str]:
     """Problems of the parts that only a causal language model has."""
     if model.objective != "clm":
+        allowed = _clause("model.objective", model.objective)
         for name, values in {
             "positions": ("learned", "sinusoidal"),
             "num_kv_heads": (0,),

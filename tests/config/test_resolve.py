@@ -100,6 +100,8 @@ DECODER = configs.load("gpt").get_config("6l4h_gqa").to_dict()
 DECODER_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model.num_kv_heads": 3}, "^model.num_kv_heads = 3 does not divide model.num_heads = 4; a head of keys and values is read"),
     ({"model.num_kv_heads": 8}, "^model.num_kv_heads = 8 does not divide model.num_heads = 4"),
+    ({"model.num_kv_heads": 8, "model.heads_per_layer": 1}, "^model.num_kv_heads = 8 does not divide model.num_heads = 4"),
+    ({"model.num_kv_heads": 3, "model.heads_at_equal_width": 2}, "^model.num_kv_heads = 3 does not divide model.num_heads = 4"),
     ({"model.head_dim": 5}, "^model.head_dim = 5; allowed with model.positions = 'rotary', which turns pairs: an even number$"),
     ({"model.loops": 2, "model.residual": "admin"}, "^model.admin_omega = 'profiled'; allowed with model.loops = 2: closed_log, "),
     ({"model.heads_per_layer": 1}, "^model.heads_per_layer = 1: 2 heads of queries share one .* give a multiple of 2, or"),
