@@ -42,11 +42,8 @@ class Place(NamedTuple):
 
 def connect(coordinator: str | None, count: int | None, process: int | None, timeout: int) -> Place:
     """Joins the processes of a run by jax.distributed.initialize, with the service in a process of
-    its own. If all three are None, jax finds them itself. Returns what it found.
-
-    Raises:
-      ValueError, RuntimeError, OSError: they cannot be found or reached, or the service cannot
-        start.
+    its own. If all three are None, jax finds them itself. Returns what it found. Raises ValueError,
+    RuntimeError or OSError where they cannot be found or reached, or the service cannot start.
     """
     import jax
 

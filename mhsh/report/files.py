@@ -36,9 +36,8 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
     (the results of all sections), and an svg for each figure; with `with_png` also a png, and with
     `for_paper` report.pdf (all figures) and report.tex. The function returns the paths.
 
-    Raises:
-      UserError: one of these files exists and is not a former report; checked before anything is
-        computed, and again for the figures, whose number is known only then.
+    Raises UserError where one of these files exists and is not a former report: checked before
+    anything is computed, and again for the figures, whose number is known only then.
     """
     kinds = ("svg", "png") if with_png else ("svg",)
     stem = page.with_suffix("")
@@ -85,10 +84,8 @@ def _named_figures(report: Report) -> list[tuple[str, str, Callable[..., Figure]
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """Checks that `path` is free or a former report, which holds the mark near one end.
-
-    Raises:
-      UserError: it is something else, or cannot be read.
+    """Raises UserError unless `path` is free or a former report, which holds the mark near one end,
+    and where it cannot be read.
     """
     if not os.path.lexists(path):
         return
@@ -106,10 +103,8 @@ def check_replaceable(path: Path, mark: str) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replaces `path` as a whole. Makes its folder if that is missing.
-
-    Raises:
-      UserError: it cannot be written. The old content stays.
+    """Replaces `path` as a whole. Makes its folder if that is missing. Raises UserError where it
+    cannot be written: the old content stays.
     """
     try:
         make_folder(path.parent)

@@ -56,9 +56,7 @@ class LiveReport:
 
     def newest(self) -> Snapshot:
         """The report on what the folders hold now, or held a moment ago if it was just computed.
-
-        Raises:
-          UserError, OSError: from `compute`.
+        Raises UserError or OSError as `compute`.
         """
         with self._lock:
             if self._newest is not None and time.monotonic() < self._rest_until:
@@ -95,11 +93,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, report: LiveReport, port: int) -> None:
-        """Port 0 is any free one.
-
-        Raises:
-          UserError: the port is not available.
-        """
+        """Port 0 is any free one. Raises UserError where the port is not available."""
         self.report = report
         try:
             super().__init__((LOOPBACK, port), _Handler)

@@ -70,9 +70,8 @@ def parse_axes(texts: Sequence[str], fields: Fields, sample: int | None = None) 
     train.num_steps with optimizer.decay_steps in proportion, or `scheme`, whose values are residual
     schemes. A value is of the field's type.
 
-    Raises:
-      UserError: an unknown field, a value of another type, a value or an axis that is given twice,
-        or nothing at all.
+    Raises UserError for an unknown field, a value of another type, a value or an axis that is given
+    twice, or nothing at all.
     """
     if not texts:
         raise UserError("mhsh sweep needs --axes NAME=VALUE,VALUE,..., for example --axes heads_per_layer=8,4,2,1 seed=0,1,2")
@@ -91,9 +90,8 @@ def parse_axes(texts: Sequence[str], fields: Fields, sample: int | None = None) 
 
 def cells_of(axes: Sequence[Axis], fields: Fields, cost_of: Callable[[Config], Mapping[str, int]]) -> tuple[Cell, ...]:
     """Every combination, the last axis changing fastest. `cost_of` gives the cost of a config.
-
-    Raises:
-      UserError: the config of a cell is not valid, naming the cell; or two cells are the same run.
+    Raises UserError where the config of a cell is not valid, naming the cell, or two cells are the
+    same run.
     """
     short = [axis.name for axis in axes]
     names = {axis.path: axis.name if short.count(axis.name) == 1 else axis.path for axis in axes}

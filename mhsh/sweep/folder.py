@@ -140,10 +140,8 @@ class SweepFolder:
 
     def open_for(self, plan: Plan, command: str = "") -> None:
         """Makes the folder for `plan`, or opens it where it holds a part of that plan; writes the
-        plan. What is new is noted as added by `command`.
-
-        Raises:
-          UserError: the folder holds another sweep or something else, or cannot be written.
+        plan. What is new is noted as added by `command`. Raises UserError where the folder holds
+        another sweep or something else, or cannot be written.
         """
         self.check_takes(plan)
         try:

@@ -62,9 +62,9 @@ class Worker:
         """Returns when all cells that are needed have ended, or the number of the signal that
         stopped this worker.
 
-        Raises:
-          UserError: another version of mhsh planned the sweep, or no cell can be trained here.
-          Unavailable: the bucket does not answer, or another worker has taken this one's cell.
+        Raises UserError where another version of mhsh planned the sweep, or no cell can be trained
+        here; Unavailable where the bucket does not answer, or another worker has taken this one's
+        cell.
         """
         printed: list[str] = []
         while True:

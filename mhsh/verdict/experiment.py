@@ -45,10 +45,8 @@ class Experiment:
         several; and with `by`, which names some of the axes, each setting of the other axes.
         Without `by`, each budget of a sweep of shapes and budgets. The keys say which part it is:
         `("small", "budget 400")`. `tuned` has the fields whose values a part keeps together, as the
-        best of them is taken there, by the paths of their sweeps.
-
-        Raises:
-          UserError: `by` names no axis.
+        best of them is taken there, by the paths of their sweeps. Raises UserError where `by` names
+        no axis.
         """
         known = {name: axis.path for axis in self.axes for name in (axis.name, axis.path)}
         known |= {short: path for short, path in SHORT_NAMES.items() if path in known.values()}

@@ -126,10 +126,8 @@ def compare(
 ) -> Comparison:
     """Compares every group with the baseline: the group or run called so, or the first group.
 
-    Each difference is judged alone: `judge_page` does it for all comparisons of a page.
-
-    Raises:
-      UserError: there is no such baseline or measure.
+    Each difference is judged alone: `judge_page` does it for all comparisons of a page. Raises
+    UserError where there is no such baseline or measure.
     """
     place = baseline_place(experiment.groups, baseline)
     primary, values = measure_all(experiment, measure)
@@ -163,10 +161,8 @@ def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
 
 
 def margin_of(experiment: Experiment, margin: float | None = None) -> float:
-    """The margin that was asked for, else that of the sweeps' plans, else 0.
-
-    Raises:
-      UserError: the plans have several.
+    """The margin that was asked for, else that of the sweeps' plans, else 0. Raises UserError where
+    the plans have several.
     """
     planned = {plan.margin for plan in experiment.plans.values() if plan.margin is not None}
     if margin is None and len(planned) > 1:
@@ -195,9 +191,7 @@ def _judge_comparison(comparison: Comparison, tested: Sequence[tuple[int, Estima
 
 def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
     """The place of the group that is called so, or that holds a run called so or at that path.
-
-    Raises:
-      UserError: there is none.
+    Raises UserError where there is none.
     """
     if baseline is None:
         return 0

@@ -69,10 +69,8 @@ class Values:
 
 
 def measure_all(experiment: Experiment, key: str = LOSS) -> tuple[Measure, tuple[Values, ...]]:
-    """The measure that is called so, and what it and all others are of every group.
-
-    Raises:
-      UserError: no run that trained logged `key`.
+    """The measure that is called so, and what it and all others are of every group. Raises
+    UserError where no run that trained logged `key`.
     """
     measure, runs = find_measure(experiment, key), _trained_runs(experiment)
     others = [name for name in (LOSS, *_metrics(runs, measure.split)) if name != key]
@@ -90,10 +88,8 @@ def _values(group: Group, measure: Measure, others: Sequence[str]) -> Values:
 
 
 def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
-    """The measure that is called so, of the runs that trained.
-
-    Raises:
-      UserError: none of them logged it; or, where none trained, none of the others did.
+    """The measure that is called so, of the runs that trained. Raises UserError where none of them
+    logged it; or, where none trained, none of the others did.
     """
     runs = _trained_runs(experiment)
     split = "validation" if all(len(run.curves["validation"]) for run in runs) else "train"

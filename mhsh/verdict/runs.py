@@ -224,11 +224,8 @@ def _natural_order(path: epath.Path) -> list[str | float]:
 
 
 def _load(name: str, path: epath.Path) -> RecordedRun:
-    """The run in a folder.
-
-    Raises:
-      UserError: its config is missing or damaged, or it has logged something and its record is
-        missing, damaged or incomplete.
+    """The run in a folder. Raises UserError where its config is missing or damaged, or it has
+    logged something and its record is missing, damaged or incomplete.
     """
     folder = RunFolder(path)
     config = whole_run(folder.initial_config())

@@ -33,9 +33,7 @@ _FOLLOWING = ("base_layers", "layers_per_group")  # what regrouping sets besides
 
 def treatment_of(axes: Sequence[Axis], names: Sequence[str] | None) -> tuple[str, ...]:
     """The fields that are meant to differ: SHAPE and those that were swept, or those of `names`.
-
-    Raises:
-      UserError: a name is neither SHAPE nor a field of a config.
+    Raises UserError where a name is neither SHAPE nor a field of a config.
     """
     if names is None:
         swept = (field for axis in axes for field in fields_of(axis.path))

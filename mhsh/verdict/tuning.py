@@ -133,10 +133,8 @@ def _noise(table: Float[np.ndarray, "rates seeds"], reporting: Sequence[float]) 
 
 
 def field_of(name: str) -> str:
-    """The path of a field by the name that `mhsh sweep` takes.
-
-    Raises:
-      UserError: it is not a field with numbers as values.
+    """The path of a field by the name that `mhsh sweep` takes. Raises UserError where it is not a
+    field with numbers as values.
     """
     path = SHORT_NAMES.get(name, name)
     if kind_of(path) not in (int, float) or path in (SEED, *SEEDS):
@@ -148,11 +146,8 @@ def field_of(name: str) -> str:
 
 def tune(experiment: Experiment, over: str, choosing: int | None = None, measure: str = LOSS) -> Experiment:
     """The experiment with one group, at its best value of the field `over` by `measure`, in place
-    of those that are equal in all other fields.
-
-    Raises:
-      UserError: `over` has one value, or there are too few seeds to choose on some and report
-        others, or no run logged the measure.
+    of those that are equal in all other fields. Raises UserError where `over` has one value, or
+    there are too few seeds to choose on some and report others, or no run logged the measure.
     """
     path = field_of(over)
     _check_several(experiment, over, path)
@@ -163,10 +158,8 @@ def tune_sections(
     experiment: Experiment, by: Sequence[str] = (), over: str | None = None, choosing: int | None = None, measure: str = LOSS
 ) -> dict[tuple[str, ...], Experiment]:
     """The sections of the experiment, each tuned as `tune` does: over the field that is given, or
-    where none is over that of the sweep's plan; UNTUNED: not at all.
-
-    Raises:
-      UserError: as `tune`, of the section that it names; or `over` has one value in all of them.
+    where none is over that of the sweep's plan; UNTUNED: not at all. Raises UserError as `tune`, of
+    the section that it names; or where `over` has one value in all of them.
     """
     tunings = {
         sweep: _tuning_of(experiment.plans.get(sweep), by, over, choosing) for sweep in {group.sweep for group in experiment.groups}
