@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -92,6 +93,12 @@ def names_in(folder: epath.PathLike) -> list[str]:
 def paths_in(folder: P) -> list[P]:
     """The paths of `names_in`."""
     return [folder / name for name in names_in(folder)]
+
+
+def files_below(folder: P) -> Iterator[P]:
+    """The files of a folder and of all folders in it."""
+    for path in paths_in(folder):
+        yield from files_below(path) if is_dir(path) else (path,)
 
 
 def marked_folders(folder: epath.PathLike, mark: str) -> list[str]:

@@ -5,8 +5,6 @@ are what the new run would have made, up to the rounding of another program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
@@ -18,7 +16,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.files import make_folder, new_folder
 from mhsh.storage.outcome import DIVERGED
-from mhsh.storage.questions import exists, is_dir, paths_in
+from mhsh.storage.questions import exists, files_below
 from mhsh.storage.run_folder import COMMIT_MARK, METRICS_FILE, RunFolder
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.optimizer import learning_rate
@@ -103,13 +101,8 @@ def _check_same_steps(trunk: RunFolder, config: Config, step: int) -> None:
         )
 
 
-def _files(folder: epath.Path) -> Iterator[epath.Path]:
-    for path in paths_in(folder):
-        yield from _files(path) if is_dir(path) else (path,)
-
-
 def _copy_checkpoint(source: epath.Path, target: epath.Path) -> None:
-    files = list(_files(source))
+    files = list(files_below(source))
     if is_remote(target):
         # The mark that makes a checkpoint of them comes last.
         for path in sorted(files, key=lambda path: path.name == COMMIT_MARK):

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import BucketRefusal, is_remote
 from mhsh.storage.files import make_durable, parse_object, read_small_file
 from mhsh.storage.outage import TRANSIENT, retry
-from mhsh.storage.questions import file_status, is_dir, is_file, paths_in
+from mhsh.storage.questions import file_status, files_below, is_dir, is_file, paths_in
 from mhsh.storage.run_folder import COUNTERS_FILE, Counters
 
 Manifest = dict[str, dict[str, Any]]
@@ -114,7 +114,7 @@ def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
 
     Files in `folder` itself are Orbax's record of the save. Orbax still changes them afterwards.
     """
-    names = [name for item in filter(is_dir, paths_in(folder)) for name in _files(item)]
+    names = [str(file.relative_to(folder)) for item in filter(is_dir, paths_in(folder)) for file in files_below(item)]
     if counters is not None:
         (folder / COUNTERS_FILE).write_text(json.dumps(counters._asdict()) + "\n")
         names.append(COUNTERS_FILE)
@@ -190,13 +190,6 @@ def _is_inside(path: epath.Path, folder: epath.Path) -> bool:
         return True  # objects have no links
     real = Path(os.path.realpath(path))
     return real.is_relative_to(os.path.realpath(folder)) and is_file(real)
-
-
-def _files(folder: epath.Path) -> Iterator[str]:
-    """The files below a folder, by their path from the parent folder."""
-    for path in paths_in(folder):
-        below = _files(path) if is_dir(path) else [path.name]
-        yield from (f"{folder.name}/{name}" for name in below)
 
 
 def _size_and_digest(path: epath.Path) -> dict[str, Any]:
