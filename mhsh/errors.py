@@ -28,11 +28,11 @@ class Unavailable(Exception):
         super().__init__(" ".join(message.split()))
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A hint where `name` is none of the `known` names: the nearest one, or all."""
+def nearest(name: str, known: Iterable[str], prefix: str = "", otherwise: str | None = None) -> str:
+    """The hint where `name` is none of the `known` names: the nearest; else `otherwise`, or all."""
     known = list(known)
     near = closest(name, known)
-    return f"did you mean {prefix}{near}?" if near else f"allowed: {', '.join(known)}"
+    return f"did you mean {prefix}{near}?" if near else otherwise or f"allowed: {', '.join(known)}"
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

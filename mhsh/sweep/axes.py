@@ -14,7 +14,7 @@ from mhsh.config.entries import check_entries, variant
 from mhsh.config.fields import SHAPING, kind_of, parse_value
 from mhsh.config.resolve import decay_start, from_dict
 from mhsh.config.schema import Config
-from mhsh.errors import UserError, closest
+from mhsh.errors import UserError, nearest
 
 DEPTH = "model.num_layers"
 LEARNING_RATE = "optimizer.learning_rate"
@@ -182,8 +182,8 @@ def _path(name: str, fields: Fields) -> str:
         return found[0]
     if found:
         raise UserError(f"--axes {name}: {' and '.join(found)} are both called so; give the whole path")
-    meant = closest(name, [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED, BUDGET])
-    hint = f"did you mean {meant}?" if meant else "give a field's path, such as optimizer.learning_rate"
+    names = [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED, BUDGET]
+    hint = nearest(name, names, otherwise="give a field's path, such as optimizer.learning_rate")
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
 
 

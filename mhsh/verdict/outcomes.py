@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from mhsh.errors import UserError, closest
+from mhsh.errors import UserError, nearest
 from mhsh.storage.outcome import smoothed_final_loss
 from mhsh.verdict.estimate import Estimate, Replicate, estimate, normal_error
 from mhsh.verdict.experiment import Experiment
@@ -97,8 +97,7 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
     logged = runs or [run for run in others if len(run.curves[split])]
     known = _metrics(logged, split)
     if key != LOSS and logged and key not in known:
-        meant = closest(key, [LOSS, *known])
-        hint = f"did you mean {meant}?" if meant else f"allowed: {', '.join([LOSS, *known])}"
+        hint = nearest(key, [LOSS, *known])
         raise UserError(f"--measure={key} is not a number of the {split} rows of these runs; {hint}")
     return Measure(key, split, _resolution([final_value(run, key, split) for run in runs]))
 

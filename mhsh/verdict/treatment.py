@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mhsh.config.fields import all_fields, flatten
 from mhsh.config.schema import OBJECTIVES, Config, ModelConfig
 from mhsh.config.shapes import layer_parameters
-from mhsh.errors import UserError, closest
+from mhsh.errors import UserError, nearest
 from mhsh.sweep.axes import BUDGET, Axis, fields_of
 
 SHAPE = "shape"  # as a treatment: every field whose role is `shape`
@@ -41,8 +41,7 @@ def treatment_of(axes: Sequence[Axis], names: Sequence[str] | None) -> tuple[str
     known = [SHAPE, *dict.fromkeys(field.path for objective in OBJECTIVES for field in all_fields(objective))]
     for name in names:
         if name not in known:
-            meant = closest(name, known)
-            hint = f"did you mean {meant}?" if meant else "mhsh configs lists the fields"
+            hint = nearest(name, known, otherwise="mhsh configs lists the fields")
             raise UserError(f"--treatment={name} is neither a field of a config nor {SHAPE!r}; {hint}")
     return tuple(names)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from mhsh.config.fields import flatten, kind_of
-from mhsh.errors import UserError, closest
+from mhsh.errors import UserError, nearest
 from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
 from mhsh.sweep.folder import Plan, Tuning
 from mhsh.verdict.estimate import CONFIDENCE, Replicate
@@ -138,8 +138,7 @@ def field_of(name: str) -> str:
     """
     path = SHORT_NAMES.get(name, name)
     if kind_of(path) not in (int, float) or path in (SEED, *SEEDS):
-        meant = closest(name, [*SHORT_NAMES])
-        hint = f"did you mean {meant}?" if meant else "give one such as lr or optimizer.learning_rate"
+        hint = nearest(name, SHORT_NAMES, otherwise="give one such as lr or optimizer.learning_rate")
         raise UserError(f"--over={name} is not a field with numbers as values; {hint}")
     return path
 
