@@ -106,17 +106,13 @@ def pool(differences: Sequence[Estimate], doubts: Sequence[Doubt]) -> tuple[Esti
     errors = [math.hypot(each.error, doubt.error) for each, doubt in zip(differences, doubts, strict=True)]
     freedom = len(means) - 1
     fixed = [error**-2 for error in errors]
-    level = _weighted_mean(means, fixed)
+    level = statistics.fmean(means, fixed)
     excess = math.fsum(weight * (mean - level) ** 2 for mean, weight in zip(means, fixed, strict=True)) - freedom
     between = max(0.0, excess / (math.fsum(fixed) - math.fsum(weight**2 for weight in fixed) / math.fsum(fixed)))
     weights = [1 / (error**2 + between) for error in errors]
-    mean = _weighted_mean(means, weights)
+    mean = statistics.fmean(means, weights)
     dispersion = math.fsum(weight * (each - mean) ** 2 for each, weight in zip(means, weights, strict=True)) / freedom
     error = math.sqrt(max(1.0, dispersion) / math.fsum(weights))  # never surer than the sections themselves
     half_width = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
     p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
     return Estimate(mean, mean - half_width, mean + half_width, len(means), p_value, error=error), math.sqrt(between)
-
-
-def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return statistics.fmean(values, weights)
