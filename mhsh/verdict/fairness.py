@@ -68,11 +68,6 @@ class Fairness:
     clock: tuple[str, ...]  # conditions that make device seconds incomparable
     excess: float  # by which share the group has more parameters than the baseline, by its largest count; 0 within the margin
 
-    @property
-    def is_comparable(self) -> bool:
-        """Whether losses are comparable, sizes aside."""
-        return not self.unequal and len(self.factors) <= 1
-
     def may_be_size(self, better: bool | None) -> bool:
         """Whether the larger model ends better, so that its size may be the reason. `better`:
         whether the group ends better than the baseline; None if that is not known.

@@ -192,7 +192,7 @@ def test_how_often_a_curve_was_evaluated_changes_nothing(make_run: MakeRun):
 def test_a_swept_field_is_the_treatment(tmp_path):
     sweep = swept(tmp_path / "s", ["lr=1e-3,4e-3", "seed=0,1,2,3"], lambda rate, seed: 2.0 + rate + seed / 997 + rate * seed)
     finding = judge([sweep]).findings[1]
-    assert finding is not None and finding.fairness.factors == ("learning_rate",) and finding.fairness.is_comparable
+    assert finding is not None and finding.fairness.factors == ("learning_rate",) and not finding.fairness.unequal
 
 
 def test_runs_that_did_not_train_and_one_that_logged_nothing(make_run: MakeRun):
@@ -253,7 +253,7 @@ def test_a_change_is_as_fair_as_a_difference(tmp_path, fields: dict[str, Any], w
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     sections = load_experiment(paths).sections()
     comparisons, (change,), *_ = judge_page([compare(section, section=words) for words, section in sections.items()])
-    assert all(finding.fairness.is_comparable for each in comparisons for finding in each.findings if finding)
+    assert not any(finding.fairness.unequal for each in comparisons for finding in each.findings if finding)
     assert change_words(change).partition("chance")[2] == f"{words}."
 
 
