@@ -243,8 +243,9 @@ def _budgets(sections: Sequence[ReportSection]) -> list[Points]:
     per_parameter = all(_parameters(run) for section, _ in entries for run in section.comparison.experiment.runs)
     for (color, _), (section, place) in zip(_looks(sections), entries, strict=True):
         comparison, group = section.comparison, section.groups[place]
-        sizes = [(_parameters(run) or 1.0) if per_parameter else 1.0 for run in group.trained_runs]
-        spent = [tokens / size for run, size in zip(group.trained_runs, sizes, strict=True) if (tokens := run.total("tokens"))]
+        runs = group.trained_runs.values()
+        sizes = [(_parameters(run) or 1.0) if per_parameter else 1.0 for run in runs]
+        spent = [tokens / size for run, size in zip(runs, sizes, strict=True) if (tokens := run.total("tokens"))]
         if BUDGET not in group.settings or not spent:
             continue
         name = ", ".join([*comparison.section[:1] * several, group.name])

@@ -171,9 +171,9 @@ class Group:
         return [member for member in self.members if member.is_trained]
 
     @property
-    def trained_runs(self) -> list[RecordedRun]:
-        """The runs whose losses count."""
-        return [member.run for member in self.trained_members if member.run is not None]
+    def trained_runs(self) -> dict[Replicate, RecordedRun]:
+        """The runs whose losses count, by their seeds."""
+        return {member.replicate: member.run for member in self.trained_members if member.run is not None}
 
     @property
     def untrained_members(self) -> list[Member]:

@@ -78,8 +78,7 @@ def measure_all(experiment: Experiment, key: str = LOSS) -> tuple[Measure, tuple
 
 
 def _values(group: Group, measure: Measure, others: Sequence[str]) -> Values:
-    runs = {member.replicate: member.run for member in group.trained_members if member.run is not None}
-    in_parts = (measure.key, measure.split) == (LOSS, "validation")
+    runs, in_parts = group.trained_runs, (measure.key, measure.split) == (LOSS, "validation")
     return Values(
         {replicate: measure.value_of(run) for replicate, run in runs.items()},
         {replicate: run.loss_parts if in_parts else np.zeros(0) for replicate, run in runs.items()},
@@ -103,7 +102,7 @@ def find_measure(experiment: Experiment, key: str = LOSS) -> Measure:
 
 
 def _trained_runs(experiment: Experiment) -> list[RecordedRun]:
-    return [run for group in experiment.groups for run in group.trained_runs]
+    return [run for group in experiment.groups for run in group.trained_runs.values()]
 
 
 def _metrics(runs: Sequence[RecordedRun], split: str) -> list[str]:
@@ -157,7 +156,7 @@ def cost_ratios(group: Group, baseline: Group, split: str) -> dict[str, Estimate
     """The ratio to equal loss by axis, by RATIO_RULE. Empty where fewer than two seeds are in
     common, or one of the runs has no evaluation above that loss.
     """
-    ours, theirs = ({member.replicate: member.run for member in each.trained_members if member.run} for each in (group, baseline))
+    ours, theirs = group.trained_runs, baseline.trained_runs
     runs = [*ours.values(), *theirs.values()]
     common = [key for key in ours if key in theirs]
     if len(common) < 2:
