@@ -8,8 +8,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grain
@@ -78,8 +77,17 @@ class Run:
 
         self.checkpoints = Checkpoints(folder.checkpoints_path, keep=config.train.keep_checkpoints, keep_step=decay_start(config))
         self.model = model = build_model(config.model)
-        self.compiling = compiling = _compiling_context(self.clock)  # a context, whose end is when every process has compiled
-        self.validator = Validator(config, model, mesh, self.corpus, abstract.params, compiling=compiling, num_sentences=sentences)
+        self._compiled = itertools.count()
+        self.validator = Validator(
+            config, model, mesh, self.corpus, abstract.params, compiling=self.compiling, num_sentences=sentences
+        )
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A context to compile in. It ends when every process has compiled."""
+        with self.clock.phase("compiling"):
+            yield
+            wait_for_all(f"compiled/{next(self._compiled)}")
 
     def batches(self, start: int, end: int) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
@@ -162,16 +170,3 @@ def _facts(config: Config, corpus: Corpus) -> dict[str, str]:
         "data": corpus.fingerprint[:12],
         "local devices": f"{jax.local_device_count()} x {jax.devices()[0].device_kind}",
     }
-
-
-def _compiling_context(clock: Clock) -> Callable[[], AbstractContextManager[None]]:
-    """A context to compile in. It ends when every process has compiled."""
-    points = itertools.count()
-
-    @contextlib.contextmanager
-    def compiling() -> Iterator[None]:
-        with clock.phase("compiling"):
-            yield
-            wait_for_all(f"compiled/{next(points)}")
-
-    return compiling
