@@ -35,7 +35,6 @@ class AdminProfile(Residual):
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del config, stack
         return Stream(x, Profile(jnp.ones((), jnp.float32), real))
 
     @nn.compact

@@ -47,7 +47,6 @@ class BlockAttnRes(Residual):
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del real
         count = -(-stack.num_sublayers // block_size(config, stack))
         return Stream(x, History(jnp.zeros((count, *x.shape), x.dtype), jnp.zeros((), jnp.int32)))
 
@@ -68,7 +67,6 @@ class BlockAttnRes(Residual):
     @classmethod
     def skip_layer(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
         """The sublayers add nothing to their blocks."""
-        del after
         for _ in SUBLAYERS[stack.name]:
             before = _add_output(config, stack, before, jnp.zeros_like(before.x))
         return before

@@ -236,7 +236,6 @@ def _normalize_rows_forward(x: Array, epsilon: float, centre: bool) -> tuple[Arr
 
 
 def _normalize_rows_backward(epsilon: float, centre: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    del epsilon
     normed, inverse = saved
     projection = jnp.mean(gradient * normed, axis=-1, keepdims=True)
     centred = gradient - jnp.mean(gradient, axis=-1, keepdims=True) if centre else gradient

@@ -53,13 +53,11 @@ class MHCLite(Residual):
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del stack, real
         rows, length, width = x.shape
         return Stream(jnp.broadcast_to(x[:, :, None], (rows, length, config.residual_streams, width)), None)
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
-        del config, stack
         return stream.x.sum(axis=2)
 
     @classmethod

@@ -40,7 +40,6 @@ class Residual(nn.Module):
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
         """The stream as it enters the first sublayer."""
-        del config, stack, real
         return Stream(x, None)
 
     @classmethod
@@ -60,7 +59,6 @@ class Residual(nn.Module):
         """The output of the last sublayer, before the final LayerNorm. It may have parameters: it
         is called in a compact method of the stack.
         """
-        del config, stack
         return stream.x
 
     @classmethod
@@ -71,25 +69,21 @@ class Residual(nn.Module):
     @classmethod
     def skip_layer(cls, config: ModelConfig, stack: Stack, before: Stream, after: Stream) -> Stream:
         """The stream after a layer that it passes by; `after` is the one that it would leave."""
-        del config, stack
         return Stream(before.x, after.carried)
 
     @classmethod
     def init_gain(cls, stack: Stack) -> float:
         """The factor on the initial value, output and feed-forward kernels of a stack."""
-        del stack
         return 1.0
 
     @classmethod
     def product_flops(cls, config: ModelConfig, stack: Stack) -> int:
         """FLOPs of the matrix products with which a token's stream is added up in a whole stack."""
-        del config, stack
         return 0
 
     @classmethod
     def layer_scales(cls, config: ModelConfig) -> tuple[float, float] | None:
         """The optimizer's factors on the layers' gradients and on their updates; None: none."""
-        del config
         return None
 
 
@@ -104,13 +98,11 @@ class NormedSum(Residual):
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del stack, real
         return Stream(x, x.astype(config.compute_dtype) if cls.is_fused(config) and has_copy(config) else None)
 
     @classmethod
     def fixed_weight(cls, stack: Stack) -> float | None:
         """w; None: it is omega, a vector that is trained."""
-        del stack
         return 1.0
 
     def setup(self) -> None:

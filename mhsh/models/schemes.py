@@ -37,7 +37,6 @@ class PreLN(Residual):
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
         """The stream. With kernels it carries the output of the sublayer before: at first zeros."""
-        del stack, real
         product = jnp.zeros(x.shape, config.compute_dtype)
         return Stream(x, Branch(product, jnp.zeros(x.shape[-1]), jnp.zeros(2, jnp.uint32)) if cls.is_fused(config) else None)
 
@@ -59,7 +58,6 @@ class PreLN(Residual):
 
     @classmethod
     def finish(cls, config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:
-        del stack
         x, last = stream
         return x if last is None else x + last.output(config.hidden_dropout).astype(x.dtype)
 
@@ -87,7 +85,7 @@ class Admin(NormedSum):
 
     @classmethod
     def fixed_weight(cls, stack: Stack) -> None:
-        del stack
+        return None
 
     def setup(self) -> None:
         super().setup()
@@ -169,7 +167,6 @@ class LNScaling(Residual):
 
     @classmethod
     def start(cls, config: ModelConfig, stack: Stack, x: Float[Array, "B T D"], real: Bool[Array, "B T"]) -> Stream:
-        del config, stack, real
         return Stream(x, jnp.zeros((), jnp.int32))
 
     @nn.compact

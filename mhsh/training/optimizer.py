@@ -158,7 +158,6 @@ def scale_by(factor: Callable[..., jax.Array]) -> optax.GradientTransformationEx
     """Multiplies all updates by a `factor` of the keywords of `update`."""
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        del params
         number = factor(**extra)
         return jax.tree.map(lambda leaf: number.astype(leaf.dtype) * leaf, updates), state
 

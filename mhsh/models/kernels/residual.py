@@ -67,7 +67,6 @@ def add_and_norm(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _join(join: Join, x: Array, read: Array, product: Array, vectors: Array, seed: Array, first_row: Array) -> tuple[Array, Array]:
-    del read
     stream, copy, _ = forward(join, x, product, Operands(vectors, seed, FIRST, FIRST, first_row))
     return stream, copy
 
