@@ -68,11 +68,6 @@ class Tuning(Struct, frozen=True):
     seeds: int | None  # how many choose; None: half of them
 
 
-class _PlanAxis(Struct):
-    path: str
-    values: list[Value]
-
-
 class _PlanCell(Struct):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9._+-]*$")]  # of a folder
     settings: dict[str, Value]
@@ -92,7 +87,7 @@ class Addition(Struct, frozen=True):
 class _PlanFile(Struct):
     """The content of plan.json, which may come from anybody."""
 
-    axes: list[_PlanAxis]
+    axes: list[Axis]
     cells: list[_PlanCell]
     choosing: Tuning | None = None
     margin: Annotated[float, Meta(ge=0)] | None = None
@@ -318,7 +313,7 @@ def _read_plan(content: bytes, path: str) -> Plan:
         plan = msgspec.convert(fields, _PlanFile)
     except msgspec.ValidationError as error:
         raise UserError(f"{path} is damaged: {error}; put it back from a copy") from error
-    axes = tuple(Axis(current_path(axis.path, version), tuple(axis.values)) for axis in plan.axes)
+    axes = tuple(Axis(current_path(axis.path, version), axis.values) for axis in plan.axes)
     chosen = replace(plan.choosing, over=current_path(plan.choosing.over, version)) if plan.choosing else None
     base = current_fields(plan.fields, version)[0]
     cells = tuple(_read_cell(cell, path, version) for cell in plan.cells)
