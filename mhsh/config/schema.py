@@ -99,8 +99,6 @@ Dtype = Literal["float32", "bfloat16"]
 
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 TASKS = ("classification", "span")  # of fine-tuning
-ADMIN_OMEGAS: tuple[str, ...] = get_args(AdminOmega)
-INITS: tuple[str, ...] = get_args(Init)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
