@@ -64,12 +64,8 @@ def marked_encoding(head: bytes) -> str:
 
 def decode(content: bytes, where: str) -> str:
     """The text of a whole file: UTF-8, or what its byte order mark says; the mark is left out.
-
-    Args:
-      where: the file, for the error.
-
-    Raises UserError where it is not text; it names the line, what the bytes look like and what to
-    do.
+    Raises UserError where it is not text; it names the file (`where`), the line, what the bytes
+    look like and what to do.
     """
     check_head(content[:HEAD_BYTES], where)
     encoding = marked_encoding(content)
@@ -111,12 +107,8 @@ def check_text(text: str, what: str) -> str:
     """The text of a flag or of an argument, if it is text.
 
     A byte of the command line that is not UTF-8, and half of a surrogate pair, are characters for
-    Python that no file and no tokenizer can hold.
-
-    Args:
-      what: the flag, or the argument, for the error.
-
-    Raises UserError where it has such a character.
+    Python that no file and no tokenizer can hold. Raises UserError where it has such a character;
+    `what` is the flag or the argument, for the error.
     """
     lone = _LONE.search(text)
     if lone is None:

@@ -48,12 +48,8 @@ def train_setting(configs: Mapping[str, Config]) -> dict[str, int | str]:
 
 def inference(configs: Mapping[str, Config], settings: Sequence[tuple[int, int]], schedule: Schedule, note: Note) -> BenchResults:
     """Times forward passes without dropout of `configs` (by name; the others are compared with the
-    first).
-
-    Args:
-      settings: (rows, tokens of a row), as of `grid`.
-
-    Raises UserError where logits are not finite.
+    first), in `settings` of (rows, tokens of a row), as of `grid`. Raises UserError where logits
+    are not finite.
     """
     note("making the models")
     makers = [Inference(name, config) for name, config in configs.items()]

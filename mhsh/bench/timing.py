@@ -153,10 +153,8 @@ def _turn(candidate: Candidate, repetitions: int, singly: bool, clock: Clock, cp
 def candidate_results(
     candidates: Sequence[Candidate], times: Mapping[str, Times], peak: float | None = None
 ) -> list[CandidateResult]:
-    """Medians, rates and ratios to the baselines, in the order of the candidates.
-
-    Args:
-      peak: FLOP/s of one device by its data sheet.
+    """Medians, rates and ratios to the baselines, in the order of the candidates. `peak` is the
+    FLOP/s of one device by its data sheet.
     """
     by_name = {candidate.name: candidate for candidate in candidates}
     return [_result(candidate, by_name.get(candidate.baseline or ""), times, peak) for candidate in candidates]

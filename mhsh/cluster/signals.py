@@ -28,9 +28,7 @@ _QUIET = {"maintenance-event": "NONE", "preempted": "FALSE"}
 class StopSignals:
     """A context in which SIGNALS are caught. `signal` is the one that came (None: none); any thread
     may set it. Python lets the main thread alone catch signals: in another one nothing is caught.
-
-    Args:
-      heard: called with the signal at once, before a second one can end the process.
+    `heard` is called with the signal at once, before a second one can end the process.
     """
 
     def __init__(self, heard: Callable[[int], None] = lambda number: None) -> None:

@@ -52,13 +52,9 @@ def to_record(config: Config) -> dict[str, Any]:
 
 def from_record(record: Mapping[str, Any], where: str) -> Config:
     """The Config that was recorded. Fields that are newer than the record have the values that they
-    had before they existed; a line on standard error says so, once a process.
-
-    Args:
-      where: the file, for that line and for errors.
-
-    Raises UserError where a newer mhsh wrote it, a field is wrong or missing, or one that is gone
-    today has a value that mhsh no longer knows.
+    had before they existed; a line on standard error says so, once a process. `where` is the file,
+    for that line and for errors. Raises UserError where a newer mhsh wrote it, a field is wrong or
+    missing, or one that is gone today has a value that mhsh no longer knows.
     """
     version = check_version(record, where)
     try:

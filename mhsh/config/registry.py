@@ -157,12 +157,9 @@ def _origin(code: Callable[..., Any], what: str) -> Origin:
 
 
 def load_file(path: str, kind: str, advice: str) -> ModuleType:
-    """The module of the file, executed once as long as its content stays.
-
-    Args:
-      kind: of file, for an error; `advice` is what to give instead.
-
-    Raises UserError, with the line, where it cannot be read or fails.
+    """The module of the file, executed once as long as its content stays. Raises UserError, with
+    the line, where it cannot be read or fails; `kind` of file and `advice` what to give instead are
+    for that.
     """
     if not path.endswith(".py"):
         raise UserError(f"{path or 'an empty name'} is not a {kind}: {advice}")

@@ -33,12 +33,8 @@ _NO_PROSE = {
 
 def describe_source(source: str, most: int, tokenizer: Tokenizer | None = None) -> Iterator[str]:
     """Lines about the files, the documents and, with a tokenizer, the unknown characters. Where
-    something looks wrong, a line says what to change.
-
-    Args:
-      most: how many characters are read, about.
-
-    Raises UserError where nothing can be read, or most of it is unknown to the tokenizer.
+    something looks wrong, a line says what to change. About `most` characters are read. Raises
+    UserError where nothing can be read, or most of it is unknown to the tokenizer.
     """
     paths = files_of(source)
     if paths:

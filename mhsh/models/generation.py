@@ -116,10 +116,8 @@ class EncoderMemory(NamedTuple):
 
 
 def encode(model: Seq2Seq, params: Any, batch: Batch) -> EncoderMemory:
-    """Encodes sources, one sentence a row.
-
-    Args:
-      batch: inputs, inputs_position and inputs_segmentation [B,S].
+    """Encodes sources, one sentence a row: a `batch` of inputs, inputs_position and
+    inputs_segmentation [B,S].
     """
     source = cast(Array, model.apply({"params": params}, batch, None, None, method=Seq2Seq.encode))
     layer: Any = DecoderLayer(model.config, model.residual)

@@ -13,13 +13,8 @@ from pathlib import Path
 @contextlib.contextmanager
 def hold_lock(folder: Path, wait: bool = False) -> Iterator[None]:
     """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
-    it ends.
-
-    Args:
-      wait: whether to wait while another process holds it.
-
-    Raises BlockingIOError where another process holds it, and this one does not wait. Raises
-    OSError where the folder cannot be opened, or its file system has no locks.
+    it ends. Raises BlockingIOError where another process holds it, and this one does not `wait`.
+    Raises OSError where the folder cannot be opened, or its file system has no locks.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -41,14 +41,11 @@ class InUse(UserError):
 
 @contextlib.contextmanager
 def hold_run(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
-    """Keeps other processes from the run inside the `with`. The folder must exist.
+    """Keeps other processes from the run inside the `with`. The folder must exist. With the `watch`
+    of a worker, it does not wait to see whether a holder is dead.
 
-    Yields a note for the user: empty, or why nothing keeps other processes away.
-
-    Args:
-      watch: that of a worker, which does not wait to see whether a holder is dead.
-
-    Raises InUse where another process holds it.
+    Yields a note for the user: empty, or why nothing keeps other processes away. Raises InUse where
+    another process holds it.
     """
     record = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
 

@@ -68,10 +68,8 @@ def decide(
     difference: Estimate, spread: Spread, doubt: Doubt, tests: int, margin: float, values: Callable[[float], Sequence[float]]
 ) -> Decision:
     """The decision on a difference that was judged with this spread and doubt, as one of `tests`.
-
-    Args:
-      values: gives the values of the tuned field to try next, by half of the width of the
-        interval without what the grid hides.
+    `values` gives the values of the tuned field to try next, by half of the width of the interval
+    without what the grid hides.
     """
     words = margin_verdict(difference, margin)
     if words != UNDECIDED or not difference.has_interval:

@@ -142,10 +142,8 @@ def compare(
 
 def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
     """The comparisons of one page, of which there is at least one, judged as one family of tests,
-    with the changes from the first to each other one that differs from it in one thing.
-
-    Args:
-      margin: of MARGIN_RULE.
+    with the changes from the first to each other one that differs from it in one thing. The margin
+    is that of MARGIN_RULE.
     """
     changes = _changes(comparisons)
     tested = [
