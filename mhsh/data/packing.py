@@ -36,17 +36,17 @@ _WHITE_SPACE = {code: " " for code in range(0x10000) if chr(code).isspace()}
 _TEXTS_AT_ONCE = 4096
 
 
-def sentences(document: str, language: str = "en") -> list[str]:
+def sentences(document: str) -> list[str]:
     """The sentences of a document with one paragraph a line, whose end ends a sentence too.
 
     The splitter is Wikimedia's sentencex, which needs no model and no download and knows the
-    abbreviations of a `language` (ISO 639-1). Nothing is lost: the sentences joined together are
-    the document again. White space stays with the sentence before it.
+    abbreviations of English. Nothing is lost: the sentences joined together are the document again.
+    White space stays with the sentence before it.
     """
     cut: list[str] = []
     for line in re.findall(r"[^\n]*\n|[^\n]+", document):
         start = 0
-        pieces = sentencex.segment(language, line.translate(_WHITE_SPACE))  # pyrefly: ignore[missing-attribute] (compiled)
+        pieces = sentencex.segment("en", line.translate(_WHITE_SPACE))  # pyrefly: ignore[missing-attribute] (compiled)
         for piece in pieces:
             stop = start + len(piece)
             # White space alone is not a sentence. It stays with the sentence before it or, at the

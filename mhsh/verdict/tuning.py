@@ -143,14 +143,14 @@ def field_of(name: str) -> str:
     return path
 
 
-def tune(experiment: Experiment, over: str, choosing: int | None = None, measure: str = LOSS) -> Experiment:
-    """The experiment with one group, at its best value of the field `over` by `measure`, in place
-    of those that are equal in all other fields. Raises UserError where `over` has one value, or
-    there are too few seeds to choose on some and report others, or no run logged the measure.
+def tune(experiment: Experiment, over: str, choosing: int | None = None) -> Experiment:
+    """The experiment with one group, at its best value of the field `over` by the loss, in place of
+    those that are equal in all other fields. Raises UserError where `over` has one value, or there
+    are too few seeds to choose on some and report others.
     """
     path = field_of(over)
     _check_several(experiment, over, path)
-    return _tune(experiment, path, choosing, measure)
+    return _tune(experiment, path, choosing, LOSS)
 
 
 def tune_sections(
