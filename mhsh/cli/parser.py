@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from mhsh.config.fields import flatten, parse_value
@@ -210,12 +210,10 @@ def parse(command: str, arguments: Sequence[str]) -> functools.partial[int] | No
     _check_filled(page.command, rest)
     try:
         run, bound, unused, _ = app.parse_known_args(rest)
+        if unused:
+            raise UnusedCliTokensError(unused_tokens=unused)
     except CycloptsError as error:
-        _check_flags(app, page.command, rest)
-        raise _refusal(error, page.command) from error
-    if unused:
-        _check_flags(app, page.command, rest)
-        raise UserError(f"{unused[0]} is not an argument of mhsh {page.command}; see mhsh {page.command} --help")
+        raise _refusal(error, app, page.command, rest) from error
     for name, mark in made.items():
         bound.arguments[name] = mark.make(mark.flag, bound.arguments.get(name), changes[mark.flag])
     return functools.partial(run, *bound.args, **bound.kwargs)
@@ -230,19 +228,6 @@ def _check_filled(command: str, arguments: Sequence[str]) -> None:
         if not value and (equals or not flag) and "--text" not in (before, flag):
             named = f"{flag}=" if equals else f"the argument after {before or command}"
             raise UserError(f"{named} is empty; give a value; see mhsh {command} --help")
-
-
-def _check_flags(app: App, command: str, arguments: Sequence[str]) -> None:
-    """Raises UserError, with the flag that was meant, where one of the arguments is a flag that the
-    command lacks. To know that, it takes an error: what looks like a flag may be a flag's value.
-    """
-    known = [name for argument in app.assemble_argument_collection() for name in argument.names]
-    for argument in arguments:
-        flag = argument.partition("=")[0]
-        if flag.startswith("--") and flag not in known:
-            near = closest(flag, known)
-            hint = f"did you mean {near}? " if near else ""
-            raise UserError(f"{argument} is not an argument of mhsh {command}; {hint}see mhsh {command} --help")
 
 
 def _take_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -281,9 +266,20 @@ def _composed_parameters(run: Run) -> Iterator[tuple[str, ComposedFlag]]:
             yield from ((name, mark) for mark in getattr(part, "__metadata__", ()) if isinstance(mark, ComposedFlag))
 
 
-def _refusal(error: CycloptsError, command: str) -> UserError:
+def _refusal(error: CycloptsError, app: App, command: str, given: Sequence[str]) -> UserError:
+    """What is wrong with the arguments `given`: a flag that the command lacks, with the one that
+    was meant; else the `error`. It takes one to know: what looks like a flag may be a flag's value.
+    """
+    known = [name for argument in app.assemble_argument_collection() for name in argument.names]
+    unknown = [text for text in given if text.startswith("--") and text.partition("=")[0] not in known]
+    if unknown:
+        near = closest(unknown[0].partition("=")[0], known)
+        hint = f"did you mean {near}? " if near else ""
+        return UserError(f"{unknown[0]} is not an argument of mhsh {command}; {hint}see mhsh {command} --help")
     argument = getattr(error, "argument", None)
-    if isinstance(error, MissingArgumentError) and argument is not None and not argument.tokens:
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        words = f"{error.unused_tokens[0]} is not an argument of mhsh {command}"
+    elif isinstance(error, MissingArgumentError) and argument is not None and not argument.tokens:
         words = f"mhsh {command} needs {argument.name}"
     else:
         error.verbose = False
