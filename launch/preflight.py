@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from mhsh.cli.parser import parse
 from mhsh.config.schema import Config
-from mhsh.configs import shipped_name, take_config
+from mhsh.configs import shipped_name
 from mhsh.errors import UserError
 from mhsh.planning.roofline import CHIPS, Chip
 from mhsh.sweep.folder import SweepFolder
@@ -38,11 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def chips_of(accelerator_type: str) -> tuple[Chip, int]:
-    """The kind and the number of chips of one slice.
-
-    Raises:
-      UserError: no such type is known.
-    """
+    """The kind and number of chips of one slice. Raises UserError where no such type is known."""
     kind, _, number = accelerator_type.partition("-")
     if kind not in ACCELERATORS or not re.fullmatch("[1-9][0-9]*", number) or int(number) % ACCELERATORS[kind][1]:
         known = ", ".join(f"{name}-N" for name in ACCELERATORS)
@@ -53,10 +49,8 @@ def chips_of(accelerator_type: str) -> tuple[Chip, int]:
 
 def fit(config: Config, chip: Chip, num_chips: int, num_slices: int = 1) -> str:
     """Says under which remat policy a step fits so many chips: the one that `auto` would choose, or
-    the config's own.
-
-    Raises:
-      UserError: it fits under none, or the mesh or the batch does not divide over the chips.
+    the config's own. Raises UserError where it fits under none, or the mesh or the batch does not
+    divide over the chips.
     """
     # Nobody pays for a slice to learn that the compiler needs no less than is counted.
     plan = plan_run(config, Devices(num_chips, num_slices, "tpu", chip.hbm_bytes)).count_activations()
@@ -107,14 +101,15 @@ def check(accelerator_type: str, slices: int, arguments: Sequence[str]) -> tuple
     if arguments[0] != "train":
         return problems, f"mhsh {arguments[0]} is not checked before"
     with collect_problem():
-        parse("train", arguments[1:])  # the same, and refuses what mhsh would
+        run = parse("train", arguments[1:])  # the same, and refuses what mhsh would
+        if run is None:  # its help is printed
+            return problems, ""
         options, rest = parser.parse_known_args(arguments[1:])
+        config = run.keywords["given"].config
         if not options.workdir.startswith("gs://"):
             problems.append(
                 f"--workdir={options.workdir} is lost with the slice, and no two workers share it; take gs://BUCKET/RUN"
             )
-        config, _ = take_config("config", options.config, rest)
-        assert config is not None, "--config is required"
         name = options.config.partition(":")[0]
         named = any(argument.split("=")[0] == "--config.data.source" for argument in rest)
         if (shipped_name(name) or name) in _FOR_A_CORPUS and config.data.source in EMBEDDED and not named:
