@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,8 +30,8 @@ CUT = "without last rows"
 GROUP_RULE = (
     "Runs are one group if their configs, and those of the runs that they start from, are equal in every field but the seeds. The "
     "unit of replication is the pair of train.seed and data.seed: runs of one group whose curves are equal in every digit count as "
-    "one, and a second run of the same seeds with another curve starts another group. data.seed is equal in all runs of a group or "
-    "different in each; else the group is divided."
+    "one, also where one lacks the end, and so do copies of a sweep. A second run of the same seeds with another curve starts "
+    "another group. data.seed is equal in all runs of a group or different in each; else the group is divided."
 )
 OUTCOME_RULE = (
     "A run has trained if it made all its steps and left the unigram plateau, or if no entropy is recorded to judge by. "
@@ -187,20 +188,23 @@ class Group:
 
 
 def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]]:
-    """The groups by GROUP_RULE, and a line for each run that another one equals."""
-    lines: list[str] = []
-    groups: list[tuple[Member, ...]] = []
+    """The groups by GROUP_RULE, and a line for each run and each sweep that another one equals."""
+    copied = _copied_sweeps(members)
+    lines = [f"{sweep}: all its runs are runs of {other}; they count once" for sweep, other in copied.items()]
+    members = [member for member in members if member.cell is None or member.cell.sweep not in copied]
     several = differing_files([member.run for member in members if member.run is not None])
     keys = [(_group_key(member), tuple(sorted(several & _entry_keys(member.run))) if member.run else ()) for member in members]
-    for indices in group_by_seeds(keys, [member.config for member in members]):
-        different: list[Member] = []
-        for member in (members[index] for index in indices):
-            line = _duplicate_reason(member.run, [each.run for each in different if each.run is not None]) if member.run else ""
-            if line:
-                lines.append(line)
-            else:
-                different.append(member)
-        groups.append(tuple(sorted(different, key=lambda member: member.replicate)))
+    different: dict[int, RecordedRun | None] = {}
+    for index in sorted(range(len(members)), key=lambda index: -_rows(members[index].run)):  # a copy may lack the last rows
+        run = members[index].run
+        line = _duplicate_reason(run, [other for each, other in different.items() if other and keys[each] == keys[index]])
+        if line:
+            lines.append(line)
+        else:
+            different[index] = run
+    keys, members = [keys[index] for index in sorted(different)], [members[index] for index in sorted(different)]
+    grouped = group_by_seeds(keys, [member.config for member in members])
+    groups = [tuple(sorted((members[index] for index in indices), key=lambda member: member.replicate)) for indices in grouped]
     configs = [members[0].config for members in groups]
     fields = zip(names_of(configs), configs, groups, (members[0].cell for members in groups), strict=True)
     return tuple(Group(*each) for each in fields), lines
@@ -261,25 +265,49 @@ def reset_seeds(config: Config) -> Config:
     return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
-def _duplicate_reason(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
+def _duplicate_reason(run: RecordedRun | None, others: Sequence[RecordedRun]) -> str:
     """Why a run and another one of its group count as one; empty where they do not."""
-    curve = _curve_bytes(run)
+    if run is None:
+        return ""
     for other in others:
-        if curve is not None and curve == _curve_bytes(other):
-            return f"{run.path}: every digit of its curves equals {other.path}; they count as one run"
+        if _is_part(run, other):
+            return f"{run.path}: every digit of its curves is in those of {other.path}; they count as one run"
     for other in others:
         if _are_copies(other, run):
             return f"{run.path}: its batches are those of {other.path}, of another data seed; they count as one"
     return ""
 
 
-def _curve_bytes(run: RecordedRun) -> bytes | None:
-    """The steps and losses of a run; None if fewer than two losses are finite: these may be equal
-    by chance.
+def _copied_sweeps(members: Sequence[Member]) -> dict[str, str]:
+    """The sweeps that are copies of another, also of when that had fewer rows or runs, and of
+    which. Two sweeps that trained the same cells took other seconds.
     """
-    if sum(int(np.isfinite(curve.loss).sum()) for curve in run.curves.values()) < 2:
-        return None
-    return b"|".join(values.tobytes() for curve in run.curves.values() for values in (curve.x["step"], curve.loss))
+    sweeps: dict[str, dict[Config, RecordedRun]] = {}
+    for member in members:
+        if member.cell is not None and member.run is not None and member.run.has_logged:
+            sweeps.setdefault(member.cell.sweep, {})[member.config] = member.run
+    copied: dict[str, str] = {}
+    for other, one in itertools.permutations(sweeps, 2):
+        pairs = [(run, sweeps[other].get(config)) for config, run in sweeps[one].items()]
+        if not copied.keys() & {one, other} and all(whole and _is_part(run, whole, ("step", "seconds")) for run, whole in pairs):
+            copied[one] = other
+    return copied
+
+
+def _rows(run: RecordedRun | None) -> int:
+    return sum(map(len, run.curves.values())) if run else 0
+
+
+def _is_part(run: RecordedRun, other: RecordedRun, axes: Sequence[str] = ("step",)) -> bool:
+    """Whether the losses of a run, and these axes, are the first ones of another, as those of a
+    copy are. Fewer than two finite losses may be equal by chance.
+    """
+    curves = [(run.curves[split], other.curves[split]) for split in run.curves]
+    if sum(int(np.isfinite(curve.loss).sum()) for curve, _ in curves) < 2:
+        return False
+    pairs = [(curve.loss, whole.loss) for curve, whole in curves]
+    pairs += [(curve.x[axis], whole.x[axis]) for curve, whole in curves for axis in axes]
+    return all(values.tobytes() == others[: len(values)].tobytes() for values, others in pairs)
 
 
 def _are_copies(one: RecordedRun, other: RecordedRun) -> bool:

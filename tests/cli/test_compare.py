@@ -84,7 +84,7 @@ def test_two_pages_in_one_folder_share_no_file(make_run: MakeRun, tmp_path: Path
 
 
 def test_problems_are_named_and_the_others_drawn(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, cut, young, missing = make_run("good"), make_run("cut"), make_run("young", ()), str(tmp_path / "missing")
+    good, cut, young, missing = make_run("good"), make_run("cut", (3.0, 2.9, 2.8)), make_run("young", ()), str(tmp_path / "missing")
     metrics = Path(cut) / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-10])
     out = tmp_path / "report.html"

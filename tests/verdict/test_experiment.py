@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mhsh.errors import UserError
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.fairness import fairness
 from mhsh.verdict.outcomes import crossing, measure_all
+from tests.judging import DEEP, SHALLOW, heads
 from tests.planted import MakeRun, lineage_of
 
 NAN = math.nan
@@ -39,6 +41,26 @@ def test_a_second_run_of_the_same_seed_starts_another_group(make_run: MakeRun):
     a, b = make_run("x/s0", [3.0]), make_run("x/s1", [3.0], training={"seed": 1})
     again = make_run("y", [3.0])
     assert grouped(a, b, again) == [("2x8 admin", ["s0", "s1"]), ("2x8 admin (2)", ["y"])]
+
+
+def test_a_copy_of_a_run_counts_once_also_where_it_lacks_the_end(make_run: MakeRun, tmp_path: Path):
+    runs = [make_run(f"all/runs/s{seed}", [4.0, 3.0, 2.0 + seed], training={"seed": seed}) for seed in range(3)]
+    earlier = shutil.copytree(tmp_path / "all" / "runs", tmp_path / "all" / "backup")
+    rows = (earlier / "s1" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (earlier / "s1" / "metrics.jsonl").write_text("".join(rows[:2]))
+    experiment = load_experiment([tmp_path / "all"])
+    [group] = experiment.groups
+    assert [len(run.curves["train"]) for run in group.runs] == [3, 3, 3] and runs[1] in [run.path for run in group.runs]
+    assert sum("they count as one run" in line for line in experiment.problems) == 3
+
+
+def test_a_copy_of_a_sweep_is_not_compared_beside_it(tmp_path: Path):
+    sweep = heads(tmp_path / "heads", SHALLOW, DEEP)
+    earlier = [shutil.copytree(sweep, tmp_path / name) for name in ("day-1", "day-2")]
+    shutil.rmtree(earlier[0] / "runs" / "heads_per_layer-1_seed-4")
+    experiment = load_experiment([tmp_path])
+    assert [group.sweep for group in experiment.groups] == [str(earlier[1])] * 2 and len(experiment.runs) == 10
+    assert [line.partition(":")[0] for line in experiment.problems] == [str(earlier[0]), str(sweep)]
 
 
 def test_data_seeds_belong_together_only_where_each_run_has_its_own(make_run: MakeRun):
