@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
 from mhsh.config.entries import SCHEMES, UPDATE_RULES, add_optimizer, check_entries
 from mhsh.config.schema import Config, OptimizerConfig, TrainConfig
@@ -135,13 +136,43 @@ def build_optimizer(config: Config) -> optax.GradientTransformationExtraArgs:
     if not isinstance(update, optax.GradientTransformation):
         kind = type(update).__name__
         raise UserError(f"optimizer.name = {optimizer.name!r} returns a {kind}; return an optax.GradientTransformation")
-    chain.append(update)
+    chain.append(store_keys(update))
     chain.append(optax.add_decayed_weights(optimizer.weight_decay, mask=mask))
     if rule.trust_ratio:
         chain.append(optax.masked(scale_by_layer_trust_ratio(), mask))
     if scales is not None:
         chain.append(scale_layers(scales[1]))
     return optax.chain(*chain, scale_by(lambda learning_rate, **_: -jnp.asarray(learning_rate, jnp.float32)))
+
+
+@struct.dataclass
+class KeyData:
+    """A random key in the state of an optimizer, as the numbers that a checkpoint holds."""
+
+    data: jax.Array
+    kind: Any = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, leaf: Any) -> Any:
+        """The leaf of a state, if it is a key as its data."""
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return cls(jax.random.key_data(leaf), jax.random.key_impl(leaf)) if is_key else leaf
+
+
+def store_keys(update: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """The same, but random keys in its state (optax.add_noise has one) are KeyData."""
+
+    def with_keys(state: Any) -> Any:
+        def key_of(leaf: Any) -> Any:
+            return jax.random.wrap_key_data(leaf.data, impl=leaf.kind) if isinstance(leaf, KeyData) else leaf
+
+        return jax.tree.map(key_of, state, is_leaf=lambda leaf: isinstance(leaf, KeyData))
+
+    def apply(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, state = optax.with_extra_args_support(update).update(updates, with_keys(state), params, **extra)
+        return updates, jax.tree.map(KeyData.of, state)
+
+    return optax.GradientTransformationExtraArgs(lambda params: jax.tree.map(KeyData.of, update.init(params)), apply)
 
 
 def global_norm(tree: Any) -> jax.Array:

@@ -18,6 +18,7 @@ from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.parameters import DECAYED_PARAMETERS, has_decay
+from mhsh.training.checkpoints.verify import checksums, flatten
 from mhsh.training.optimizer import build_optimizer, count_decayed, decay_mask
 from tests.training.optimizers import CLOSE, by_path, gradients, optimizer_with_rate, rate_of, trained
 
@@ -29,6 +30,22 @@ def test_an_entry_that_returns_no_update_is_named(make_config):
     add_optimizer("nothing")(lambda optimizer: None)
     with pytest.raises(UserError, match=r"^optimizer.name = 'nothing' returns a NoneType; return an optax.Gradient"):
         build_optimizer(make_config("bert", "2l8h", **{"optimizer.name": "nothing"}))
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_the_random_key_of_an_entry_is_in_a_checkpoint(make_config):
+    """As optax's own transformation draws, and as numbers between the updates."""
+    noise = optax.add_noise(1.0, 0.5, 3)
+    add_optimizer("noisy")(lambda optimizer: noise)
+    rest = {"optimizer.name": "noisy", "optimizer.clip_norm": 0.0, "optimizer.weight_decay": 0.0}
+    update = build_optimizer(make_config("bert", "2l8h", **rest))
+    params = {"embeddings": {"token": jnp.ones((4, 2))}}
+    state, plain = update.init(params), noise.init(params)
+    for _ in range(2):
+        assert len(checksums(flatten(state))) == 2
+        expected, plain = noise.update(params, plain)
+        got, state = update.update(params, state, params, learning_rate=-1.0, grad_norm=1.0)
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 # What decays.
