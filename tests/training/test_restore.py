@@ -12,6 +12,7 @@ import optax
 import pytest
 from msgspec.structs import replace
 
+from mhsh.config.entries import add_optimizer
 from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
@@ -205,6 +206,19 @@ def test_moments_of_another_optimizer_are_refused(pretrained):
     config = replace(config, optimizer=replace(config.optimizer, name="lamb"))
     with pytest.raises(UserError, match=r"has the moments of adamw; allowed with optimizer.name = 'lamb': False"):
         init_from_run(config, fresh_state(config), mesh_of(1, 1, 1))
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_moments_that_an_own_optimizer_did_not_keep_are_named(make_config, tmp_path, capsys):
+    add_optimizer("mine")(lambda optimizer: optax.trace(optimizer.beta1) if optimizer.beta1 else optax.identity())
+    config = make_config("bert", "2l8h", **{"optimizer.name": "mine", "optimizer.beta1": 0.0})
+    save(config, tmp_path / "run", 1, fresh_state(config))
+    used = {"field": "optimizer.name", "name": "mine", "file": "mine.py", "sha256": "0" * 64}
+    RunFolder(tmp_path / "run").write_run({"data": {}, "code": {}, "numerics": {}, "entries": [used]})
+    onwards = starting_from(replace(config, optimizer=replace(config.optimizer, beta1=0.5)), tmp_path / "run", keep_moments=True)
+    with pytest.raises(UserError, match=r"the optimizer of the run before kept no \.trace.*; allowed: False"):
+        init_from_run(onwards, fresh_state(onwards), mesh_of(1, 1, 1))
+    assert "has the optimizer 'mine' of mine.py (sha256 000000000000), and test_restore.py" in capsys.readouterr().err
 
 
 def test_a_run_whose_vocabulary_was_exchanged_starts_no_other(make_config, tmp_path):

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 from msgspec.structs import replace
 
-from mhsh.config.entries import SCHEMES, SOURCES, check_recorded
+from mhsh.config.entries import SCHEMES, SOURCES, UPDATE_RULES, check_recorded
 from mhsh.config.registry import Registry
 from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.data.corpus import Corpus
@@ -170,6 +170,7 @@ def init_from_run(config: Config, fresh: TrainState, mesh: Mesh) -> tuple[TrainS
                 f"train.keep_moments = True, but {config.train.start_from!r} has the moments of {other.optimizer.name}; allowed "
                 f"with optimizer.name = {config.optimizer.name!r}: False"
             )
+        note_other_file(folder, other, UPDATE_RULES)  # which may keep others
         saved = checkpoints.restore(step, abstract)
     else:
         saved = fresh._replace(params=checkpoints.restore_params(step, abstract.params))
@@ -225,7 +226,10 @@ def _take_moments(names: Sequence[str], saved: TrainState, fresh: TrainState) ->
         part = next((name for name in parameter_path(path).split("/") if name in fresh.params), None)
         if part is not None and part not in names:
             return leaf
-        old = saved_leaves[jax.tree_util.keystr(path[1:])]
+        name = jax.tree_util.keystr(path[1:])
+        if name not in saved_leaves:  # a user's optimizer may keep what its fields say
+            raise UserError(f"train.keep_moments = True, but the optimizer of the run before kept no {name}; allowed: False")
+        old = saved_leaves[name]
         return old if old.shape == leaf.shape else _extend_table(old, leaf)  # of a position table
 
     return jax.tree_util.tree_map_with_path(take, fresh.opt_state)
