@@ -121,8 +121,10 @@ class LoadedModel:
         `target`, given `text`. Both are computed as in validation. mlm: of every token while it
         alone is masked, the pseudo log-likelihood of Salazar et al. 2020 (arXiv 1910.14659).
         Validation masks many drawn tokens at once, which is harder. Raises UserError where there is
-        no token to predict, or `logits` refuses the texts.
+        no token to predict, several texts are given, or `logits` refuses the texts.
         """
+        if not isinstance(text, str) or not isinstance(target, str | None):
+            raise UserError("loss is of one text, and it was given several; call it with each")
         if self._objective == "mlm":
             self._check_targets(target)
             return self._masked_loss(text)

@@ -188,6 +188,7 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
     ("causal", lambda model: model.fill("a [MASK]"), "which does not fill; generate, logits and loss are there"),
     ("causal", lambda model: model.logits("a", "b"), "only a model of 'translation' takes a second text"),
     ("causal", lambda model: model.logits(["a", "b" * 49]), "text 2 has 49 tokens, more than model.max_positions = 48"),
+    ("causal", lambda model: inspect.unwrap(type(model).loss)(model, ["a b", "a b c"]), "loss is of one text, and it was given"),
     ("causal", lambda model: model.loss("a"), "the text has 1 token; a causal model predicts each but the first"),
     ("causal", lambda model: model.generate("b" * 48), "prompt 1 has 48 tokens, and model.max_positions = 48 leaves no room"),
     ("causal", lambda model: model.generate("a", max_tokens=0), "max_tokens = 0; allowed: 1 or more"),

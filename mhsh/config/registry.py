@@ -120,7 +120,7 @@ class Registry(Generic[Entry]):
             return ""
         there = Origin(known["file"], known["sha256"])
         if name not in self:
-            remedy = f"add {file_flag(there.file)}, that file"
+            remedy = f"add {file_flag(there.file)}, that file (in Python, import it)"
             raise UserError(f"{folder} has the {self.kind} {name!r} of {there}, which is not loaded; {remedy}")
         if here is not None and here.sha256 == there.sha256:
             return ""
