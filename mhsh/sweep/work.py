@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from mhsh import __version__
 from mhsh.cluster.signals import StopSignals
+from mhsh.config.entries import REGISTRIES, check_recorded, files_of
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import LostRun, is_remote
@@ -62,11 +63,12 @@ class Worker:
         """Returns when all cells that are needed have ended, or the number of the signal that
         stopped this worker.
 
-        Raises UserError where another version of mhsh planned the sweep, or no cell can be trained
-        here; Unavailable where the bucket does not answer, or another worker has taken this one's
-        cell.
+        Raises UserError where another version of mhsh planned the sweep, a cell was trained with
+        another file of the user's, or no cell can be trained here; Unavailable where the bucket
+        does not answer, or another worker has taken this one's cell.
         """
         printed: list[str] = []
+        self._check_files()
         while True:
             plan = self._folder.read_plan()
             if plan.writer != __version__:
@@ -91,6 +93,18 @@ class Worker:
                     print(f"{len(names)} cells are left, and others have them: {self._say_holder(names[0])}", flush=True)
                     print("waiting until they have ended, or one of them is free", flush=True)
                 time.sleep(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)] if names else 0)
+
+    def _check_files(self) -> None:
+        """Raises UserError where a cell has a user's entry of another file than the one here: the
+        others would not be comparable with it.
+        """
+        for cell in self._folder.read_plan().cells:
+            run, differing = self._folder.run_folder(cell.name), ""
+            if files_of(cell.config):
+                with contextlib.suppress(UserError):  # of a damaged record: the cell says so
+                    differing = check_recorded(cell.config, run.run_record(), run.path, REGISTRIES)
+            if differing:
+                raise UserError(f"{differing}; one file trains all cells of a sweep: put that one back, or plan another sweep")
 
     def note_stop(self, number: int) -> None:
         """Notes that a signal ends this process before its cells hear of it: they are none that it

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from mhsh.config.entries import add_optimizer, recorded_entries
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import bucket, holder
 from mhsh.storage.outcome import DIVERGED
@@ -238,6 +239,21 @@ def test_another_version_of_mhsh_trains_nothing(on_disk, monkeypatch):
     with pytest.raises(UserError, match=r"was planned by mhsh .*, and this is mhsh 9\.9: install that one, or plan with"):
         worker(on_disk).work()
     assert kinds(on_disk) == [WAITING] * 5
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_one_file_of_the_user_trains_all_cells(tmp_path):
+    add_optimizer("mine")(lambda optimizer: None)
+    folder = swept(tmp_path / "s", "seed=0,1", "optimizer.name=mine")
+    cell = folder.read_plan().cells[0]
+    run = RunFolder.open_for_training(folder.run_folder(cell.name).path, cell.config)
+    [used] = recorded_entries(cell.config)
+    run.write_run({"status": FINISHED, "entries": [used | {"sha256": "0" * 64}]})
+    with pytest.raises(UserError, match=r"of test_work.py .sha256 000000000000.*one file trains all cells of a sweep"):
+        worker(folder).work()
+    assert kinds(folder) == [FINISHED, WAITING]
+    run.write_run({"status": FINISHED, "entries": [used]})
+    assert worker(folder).work() is None and kinds(folder) == [FINISHED] * 2
 
 
 def test_a_plan_that_grows_is_trained_by_the_workers_that_are_there(on_disk):
