@@ -232,6 +232,23 @@ def test_a_file_imports_what_lies_beside_it(tmp_path, monkeypatch, capsys):
     assert '"seed": 7' in capsys.readouterr().out
 
 
+def test_a_file_of_a_package_imports_its_modules_with_a_dot(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    package = tmp_path / "lab" / "own"
+    package.mkdir(parents=True)
+    for name, text in {
+        "lab/__init__": "",
+        "lab/seeds": "SEED = 7\n",
+        "lab/own/__init__": "",
+        "lab/own/beside_own": "STEPS = 3\n",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    text = "import beside_own\nfrom ..seeds import SEED\nfrom mhsh.configs.base import make_config\n\ndef get_config():\n"
+    (package / "mine.py").write_text(f"{text}    return make_config(dict(train=dict(seed=SEED, log_interval=beside_own.STEPS)))\n")
+    assert main(["configs", str(package / "mine.py")]) == 0
+    assert re.search(r'"seed": 7,.*"log_interval": 3,', capsys.readouterr().out, re.DOTALL)
+
+
 FAILING = """
 import mhsh
 import optax

@@ -168,15 +168,17 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; {advice}") from error
     absolute = str(Path(path).absolute())
-    name = f"{Path(path).stem}_{hashlib.sha256(absolute.encode() + content).hexdigest()[:16]}"
+    folder, name = Path(absolute).parent, f"{Path(path).stem}_{hashlib.sha256(absolute.encode() + content).hexdigest()[:16]}"
+    while (folder / "__init__.py").is_file():  # of a package, whose modules it may import with a dot
+        folder, name = folder.parent, f"{folder.name}.{name}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None, "its name ends in .py"
         module, loader = importlib.util.module_from_spec(spec), spec.loader
         sys.modules[name] = module  # where Python looks up the file of a class
         _EXECUTED.add(absolute)
-        if (folder := str(Path(absolute).parent)) not in sys.path:
-            sys.path.append(folder)  # what it imports lies beside it; after what is installed
+        # What it imports lies beside it, or in its package; after what is installed.
+        sys.path += [each for each in dict.fromkeys([str(Path(absolute).parent), str(folder)]) if each not in sys.path]
         try:
             run_user_code(path, lambda: loader.exec_module(module))
         except BaseException:
