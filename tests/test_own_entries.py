@@ -208,10 +208,11 @@ class Undecided(PreLN):
     ("text", "said"),
     [
         (
-            "import mhsh\n\n@mhsh.add_residual('keel')\nclass A:\n    pass\n",
+            "import mhsh\n\n@mhsh.add_residual('keel')\nclass A:\n    layer_scales = None\n",
             "'keel' of mine.py \\(sha256 .* already exists, of mhsh itself",
         ),
         ("import mhsh\n\n@mhsh.add_optimizer('Ab c')\ndef a(o):\n    pass\n", "'Ab c' is not a name: that of your optimizer"),
+        ("import mhsh\n\n@mhsh.add_residual('a')\ndef a(x):\n    pass\n", "'a' is no class of mhsh.models.residual.Residual"),
         ("1 / 0\n", r"mine.py, line 1: ZeroDivisionError: division by zero; correct the file"),
         (NO_DECAY, r"nothing says whether the parameter encoder/layers/attention_residual/gate has weight decay"),
     ],
@@ -268,6 +269,20 @@ class Adding(PreLN):
     def __call__(self, stream, sublayer):
         return super().__call__(stream._replace(x=stream.x + [1]), sublayer)
 
+@mhsh.add_residual("promoting")
+class Promoting(PreLN):
+    def __call__(self, stream, sublayer):
+        return stream._replace(x=stream.x.astype("bfloat16"))
+
+@mhsh.add_residual("lacking")
+class Lacking(PreLN):
+    def __call__(self, stream):
+        return stream
+
+@mhsh.add_optimizer("unasked")
+def unasked():
+    return optax.identity()
+
 @mhsh.add_source("calling", argument="N", reads="numbers", document="a number")
 def calling(number):
     yield count(number)
@@ -282,10 +297,14 @@ def test_an_entry_that_fails_is_named_by_its_line(tmp_path, monkeypatch, capsys)
         ("inspect raising:x", "line 9: ValueError: invalid literal"),
         ("plan --config.optimizer.name=scaled", "line 13: AttributeError: "),
         ("plan --config.model.residual=adding", "line 18: TypeError: "),
+        ("plan --config.model.residual=lacking", "line 25: TypeError: Lacking.__call__() takes 2 positional arguments but 3"),
+        ("plan --config.optimizer.name=unasked", "line 30: TypeError: unasked() takes 0 positional arguments but 1"),
     ):
         config = ["--config=quickstart:6l4h_post_ln"] if "--config." in command else []
         assert main([*command.split(), *config, "--with=mine.py"]) == 2
         assert f"mhsh: mine.py, {said}" in capsys.readouterr().err
+    assert main(["plan", "--config=quickstart:6l4h_post_ln", "--config.model.residual=promoting", "--with=mine.py"]) == 2
+    assert re.search(r"'promoting' makes Stream\(x='bfloat16\[.*; return a Stream of the same shapes", capsys.readouterr().err)
     with pytest.raises(TypeError, match="must be real number"):  # in a line of mhsh, which may be wrong itself
         main(["inspect", "calling:x", "--with=mine.py"])
 

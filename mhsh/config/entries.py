@@ -60,11 +60,13 @@ def add_residual(
 ) -> Callable[[Any], Any]:
     """Decorates a class of `mhsh.models.residual.Residual`: makes it the residual scheme `name`,
     with the fields of its plain `Variant` (docs/add_your_own.md); `variants` has further values of
-    `scheme=` in a sweep. Raises UserError where the name is taken.
+    `scheme=` in a sweep. Raises UserError where it is no such class, or the name is taken.
     """
     own = {name: Variant(label or name, growth, source, fields or {}), **(variants or {})}
 
     def add(residual: Any) -> Any:
+        if not hasattr(residual, "layer_scales"):
+            raise UserError(f"the residual scheme {name!r} is no class of mhsh.models.residual.Residual; derive it from that")
         SCHEMES.add(name, Scheme(residual, own), residual)
         return residual
 

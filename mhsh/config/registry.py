@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 WITH = "--with=FILE.py"
 
 _MHSH = str(Path(__file__).parents[1])
-_EXECUTED: set[str] = set()  # the user's files
+_EXECUTED: dict[str, ModuleType] = {}  # the user's files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
         assert spec is not None and spec.loader is not None, "its name ends in .py"
         module, loader = importlib.util.module_from_spec(spec), spec.loader
         sys.modules[name] = module  # where Python looks up the file of a class
-        _EXECUTED.add(absolute)
+        _EXECUTED[absolute] = module
         # What it imports lies beside it, or in its package; after what is installed.
         sys.path += [each for each in dict.fromkeys([str(Path(absolute).parent), str(folder)]) if each not in sys.path]
         try:
@@ -210,7 +210,8 @@ def run_user_code(path: str, run: Callable[[], Result]) -> Result:
 
 def run_with_entries(run: Callable[[], Result]) -> Result:
     """Runs what may call entries of the user's files, and returns its result. What fails in such a
-    file, and in no line of mhsh that this calls, becomes a UserError as in `run_user_code`.
+    file, and in no line of mhsh that this calls, becomes a UserError as in `run_user_code`; so does
+    a call of what takes other arguments.
     """
     try:
         return run()
@@ -219,9 +220,15 @@ def run_with_entries(run: Callable[[], Result]) -> Result:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         last = [frame for frame in frames if frame.filename in _EXECUTED or frame.filename.startswith(_MHSH)][-1]
-        if last.filename not in _EXECUTED:
-            raise
-        raise _error_of(os.path.relpath(last.filename), last.lineno, error) from error
+        if last.filename in _EXECUTED:
+            raise _error_of(os.path.relpath(last.filename), last.lineno, error) from error
+        # Such a call fails in a line of mhsh, and leaves no trace but the name in the message.
+        called = re.match(r"(\w+)[\w.]*\(\) ", str(error)) if isinstance(error, TypeError) else None
+        for path, module in _EXECUTED.items():
+            code = vars(module).get(called[1]) if called else None
+            if code is not None and getattr(code, "__module__", "") == module.__name__:
+                raise _error_of(os.path.relpath(path), inspect.getsourcelines(code)[1], error) from error
+        raise
 
 
 def _error_of(path: str, line: int | None, error: BaseException) -> UserError:

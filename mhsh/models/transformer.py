@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import attention_weights, feed_forward_weights
+from mhsh.errors import UserError
 from mhsh.models import scan
 from mhsh.models.attention import AttentionMask, MultiHeadAttention, attention_mask
 from mhsh.models.devices import current_platform
@@ -173,9 +174,10 @@ class EncoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
         attention_seeds, feed_forward_seeds = split_seeds(seeds, 2)
+        entered = stream
         stream = self.attention_residual(stream, self._sublayer("attention", attention_seeds, context))
         stream = self.feed_forward_residual(stream, self._sublayer("feed_forward", feed_forward_seeds, context))
-        return _constrain_sharding(stream), None
+        return _leave_layer(self.config, entered, stream), None
 
     def branch(self, name: str, x: Float[Array, "B T D"], seeds: Seeds, context: EncoderContext) -> Branch:
         """The output of one sublayer, in parts."""
@@ -244,13 +246,13 @@ class DecoderLayer(nn.Module):
 
     def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
         self_seeds, cross_seeds, feed_forward_seeds = split_seeds(seeds, 3)
-        drops = seeds is not None
+        entered, drops = stream, seeds is not None
         sublayer = ModuleSublayer(self.self_attention, (None, context.self_mask, self_seeds), drops)
         stream = self.self_attention_residual(stream, sublayer)
         sublayer = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds), drops)
         stream = self.cross_attention_residual(stream, sublayer)
         stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
-        return _constrain_sharding(stream), None
+        return _leave_layer(self.config, entered, stream), None
 
 
 class Decoder(nn.Module):
@@ -279,7 +281,15 @@ def end_of_stack(residual: type[Residual], config: ModelConfig, stack: Stack, st
     return LayerNorm(config, name="final_norm")(x) if residual.final_norm else x
 
 
-def _constrain_sharding(stream: Stream) -> Stream:
-    """The stream as it leaves a layer, sharded by rows."""
+def _leave_layer(config: ModelConfig, entered: Stream, stream: Stream) -> Stream:
+    """The stream as it leaves a layer, sharded by rows. Raises UserError where it is none that the
+    next one could take.
+    """
+    before, after = (jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", each) for each in (entered, stream))
+    if before != after:
+        raise UserError(
+            f"model.residual = {config.residual!r} makes {after} of {before}; return a Stream of the same shapes and dtypes, as "
+            "with .astype(stream.x.dtype)"
+        )
     streams = (None,) * (stream.x.ndim - 3)
     return Stream(nn.with_logical_constraint(stream.x, ("batch", "length", *streams, "activation")), stream.carried)
