@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,9 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 from scipy.special import ndtr, stdtrit
+
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han.
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +44,12 @@ class PairedScores:
 
 
 def score_translations(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> TranslationScores:
-    """BLEU (tokenised as in mteval 13a) and chrF2 over the whole corpus. Raises ValueError where
-    there are no lines, or the two lists differ in length.
+    """BLEU (see `_bleu`) and chrF2 over the whole corpus. Raises ValueError where there are no
+    lines, or the two lists differ in length.
     """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses and {len(references)} references")
-    bleu, chrf = BLEU(lowercase=lowercase, tokenize="13a"), CHRF(lowercase=lowercase)
+    bleu, chrf = _bleu(references, lowercase), CHRF(lowercase=lowercase)
     bleu_score = bleu.corpus_score(hypotheses, [references])
     assert isinstance(bleu_score, BLEUScore)
     chrf_score = chrf.corpus_score(hypotheses, [references])
@@ -80,7 +84,7 @@ def compare_translations(
     if any(len(lines) != len(references) for lines in (*systems, *baselines)):
         raise ValueError("hypotheses and references differ in length")
     found = {}
-    for name, metric in {"bleu": BLEU(lowercase=lowercase, tokenize="13a"), "chrf": CHRF(lowercase=lowercase)}.items():
+    for name, metric in {"bleu": _bleu(references, lowercase), "chrf": CHRF(lowercase=lowercase)}.items():
         ours, theirs = (_counts(metric, group, references) for group in (systems, baselines))
         score = _score_of(metric)
         scores, baseline = (tuple(score(counts.sum(axis=0)) for counts in group) for group in (ours, theirs))
@@ -115,6 +119,15 @@ def bootstrap(
     share = ndtr(math.sqrt(observations / (observations - 1)) * stdtrit(observations - 1, 0.025)) if observations > 1 else 0.0
     low, high = np.quantile(differences, [share, 1 - share])
     return float(low), float(high)
+
+
+def _bleu(references: Sequence[str], lowercase: bool) -> BLEU:
+    """BLEU tokenised as in mteval 13a; over characters where most are of scripts without spaces
+    between words: to 13a a sentence is a word there, and BLEU is 0.
+    """
+    text = "".join(references)
+    unspaced = 2 * len(_UNSPACED.findall(text)) > len(text)
+    return BLEU(lowercase=lowercase, tokenize="char" if unspaced else "13a")
 
 
 def _counts(metric: Metric, systems: Sequence[Sequence[str]], references: Sequence[str]) -> Float[np.ndarray, "pairs lines counts"]:

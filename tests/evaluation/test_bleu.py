@@ -12,7 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from scipy.stats import t
 
-from mhsh.evaluation.bleu import bootstrap, compare_translations
+from mhsh.evaluation.bleu import bootstrap, compare_translations, score_translations
 
 WORDS = "der die das Hund Haus geht läuft schnell , . ein eine auf unter Straße Ball 3,5 Kind spielt".split()  # noqa: SIM905
 
@@ -49,6 +49,19 @@ def test_a_resample_is_the_score_of_a_corpus_with_these_lines(references, lowerc
         assert paired.difference == pytest.approx(np.mean(paired.scores) - np.mean(paired.baseline))
         # Of three pairs the expanded percentiles are the ends, but for 1e-7 of the way to the next.
         assert paired.interval == pytest.approx((min(differences), max(differences)), abs=1e-4)
+
+
+def test_a_script_without_spaces_is_scored_by_its_characters():
+    """To 13a each of these sentences is a word or two, and BLEU is 0."""
+    for reference, hypothesis in (
+        ("他昨天去了东京。", "他昨天去东京。"),
+        ("彼は昨日東京へ行きました。", "彼は昨日東京に行きました。"),
+    ):
+        scores = score_translations([hypothesis], [reference], lowercase=False)
+        assert scores.bleu == BLEU(tokenize="char").corpus_score([hypothesis], [[reference]]).score > 40
+        assert "tok:char" in scores.bleu_signature
+        found = compare_translations([[hypothesis]], [[reference]], [reference], lowercase=False, resamples=2)["bleu"]
+        assert (found.scores, found.baseline) == ((scores.bleu,), (pytest.approx(100),))
 
 
 def test_one_system_is_no_better_than_itself(references):
