@@ -180,7 +180,9 @@ def _extend(logprobs: Float32[Array, "B K"], logits: Float32[Array, "B K V"], fo
     near += jnp.take_along_axis(before, (chosen // per_hypothesis)[:, :, None], axis=1)
     best, places = jax.lax.top_k(near.reshape(batch_size, -1), count)
     places = jnp.take_along_axis(chosen, places // _CHUNK, axis=1) * _CHUNK + places % _CHUNK
-    return _Candidates(places // (vocab_size + padding), places % (vocab_size + padding), best)
+    # Where K is larger than V, some are of the padding, which no model has embeddings of.
+    tokens = jnp.minimum(places % (vocab_size + padding), vocab_size - 1)
+    return _Candidates(places // (vocab_size + padding), tokens, best)
 
 
 def _descend(histories: Int32[Array, "B K T"], parents: Int32[Array, "B C"]) -> Int32[Array, "B C T"]:

@@ -191,3 +191,11 @@ def test_candidates_of_a_large_vocabulary_are_those_of_top_k():
     np.testing.assert_array_equal(candidates.logprobs, best)
     np.testing.assert_array_equal(candidates.parents, places // vocab_size)
     np.testing.assert_array_equal(candidates.tokens, places % vocab_size)
+
+
+def test_a_beam_larger_than_the_vocabulary_has_no_token_beyond_it():
+    """Such a token has no embedding: the model would give it nan, and it all others."""
+    logprobs = np.where(np.arange(8) == 0, 0.0, -np.inf)[None].astype(np.float32)
+    candidates = _extend(jnp.asarray(logprobs), jnp.zeros((1, 8, VOCAB_SIZE), jnp.float32), FORBIDDEN)
+    assert (candidates.logprobs > -jnp.inf).sum() == VOCAB_SIZE - len(FORBIDDEN) < candidates.tokens.size
+    assert candidates.tokens.max() < VOCAB_SIZE
