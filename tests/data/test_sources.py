@@ -117,6 +117,7 @@ def test_lines_of_json_are_not_read_as_prose(tmp_path: Path, kind: str) -> None:
         ("txet:a", "did you mean text? allowed: text:GLOB|DIR, lines:"),
         ("hub:wikipedia/en", "is not a source; allowed: text:"),
         ("arrayrecord:rows", "holds rows, not documents"),
+        ("text:corpus/*.en,corpus/*.de", "two globs hold sentence pairs"),
         *((source, "is not a source; ") for source in ("wikipedia", "text:", "", "stdlib:x", "Text:a")),
     ],
 )
