@@ -53,6 +53,12 @@ def test_what_the_cells_import_from_mhsh_is_there() -> None:
             assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
 
 
+def test_the_cells_can_be_run_again() -> None:
+    """What a probe has written is in the way of the next one."""
+    probes = [cell for cell in map("".join, (each["source"] for each in cells("code"))) if "mhsh probe" in cell]
+    assert probes and all(re.search(r"rm -f (\S+)\.\*\nmhsh probe .* --out=\1\.json", cell) for cell in probes)
+
+
 @pytest.mark.slow  # stands in for it: the tests above, of the outputs that are kept
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="needs the docs extra")
