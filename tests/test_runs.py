@@ -195,13 +195,16 @@ def test_a_finished_run_that_has_lost_something_says_so(unbroken, corpus, tmp_pa
 
 
 def test_eval_gives_what_training_logged(unbroken, corpus, tmp_path):
-    """Also where the data have moved, which a flag says; other data are refused."""
+    """Also on devices that do not divide a batch, and where the data have moved, which a flag says;
+    other data are refused.
+    """
     workdir, moved, other = shutil.copytree(unbroken, tmp_path / "run"), tmp_path / "moved.txt", tmp_path / "other.txt"
     content = Path(corpus.partition("text:")[2]).read_text(encoding="utf-8")
     moved.write_text(content, encoding="utf-8")
     other.write_text(content.replace("number", "figure"), encoding="utf-8")
     fields = json.loads((workdir / "config.json").read_text())
     fields["data"]["source"] = "text:gone/*.txt"
+    fields["train"]["batch_size"] = 6  # which four devices do not divide
     (workdir / "config.json").write_text(json.dumps(fields))
     for flags, problem in (
         ((), "data.source = 'text:gone/*.txt' matches no file; correct the glob"),
@@ -210,7 +213,8 @@ def test_eval_gives_what_training_logged(unbroken, corpus, tmp_path):
     ):
         refused = mhsh_here("eval", str(workdir), *flags)
         assert refused.returncode == 2 and problem in refused.stderr and refused.stderr.count("\n") == 1, refused.stderr
-    done = mhsh_here("eval", str(workdir), f"--config.data.source=text:{moved}")
+    four = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = mhsh("eval", str(workdir), f"--config.data.source=text:{moved}", environment=four)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     config = RunFolder(unbroken).read_config()

@@ -17,6 +17,7 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     fields that do not affect the losses, such as mesh.fsdp, can be changed in the same way.
     """
     import jax
+    from msgspec.structs import replace
 
     from mhsh.training.activations import replace_policy
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
@@ -30,6 +31,9 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     config = run_folder.read_config(given.changes)
     note_other_file(run_folder, config, UPDATE_RULES)  # which may decide about the mesh
     step = StoredCheckpoints(run_folder.checkpoints_path).existing_step(step)
+    # Nothing trains: a batch may have more rows, of padding, so that any devices divide it.
+    shards = config.train.accumulation_steps * len(jax.devices())
+    config = replace(config, train=replace(config.train, batch_size=-(-config.train.batch_size // shards) * shards))
     plan = plan_run(replace_policy(config, "none"))  # nothing is saved for a backward pass
     if plan.mesh_shape[FSDP_AXIS] > 1:  # `auto` may have to gather the weights group by group
         plan = plan_run(config)

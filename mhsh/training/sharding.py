@@ -45,7 +45,8 @@ def division_problems(model: ModelConfig, train: TrainConfig, shape: Mapping[str
     if rows % shards:
         yield (
             f"train.batch_size = {train.batch_size} in train.accumulation_steps = {train.accumulation_steps} gives {rows} rows, "
-            f"which mesh.data x mesh.fsdp = {shape['data']} x {shape['fsdp']} does not divide; make it a multiple of {shards}"
+            f"which mesh.data x mesh.fsdp = {shape['data']} x {shape['fsdp']} does not divide; make it a multiple of {shards}, or "
+            "take fewer devices, as with CUDA_VISIBLE_DEVICES=0"
         )
     for name, mesh_axis in (dict(axis_rules(model)) | {"embed": "fsdp"}).items():  # where no other axis divides
         if name in AXES and mesh_axis and (size := axis_length(model, name)) % shape[mesh_axis]:
