@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mhsh.storage.run_folder import RunFolder
+from tests.clusters import finish, start
 from tests.forks import Fork
-from tests.runs import mhsh, mhsh_here, rows_without_timings, wait_for_step
+from tests.runs import cut_back, mhsh, mhsh_here, rows_without_timings, wait_for_step
 
 CONFIG = [
     "--config=translation:tiny",
@@ -65,6 +66,20 @@ def test_a_stopped_run_goes_on_bit_for_bit(unbroken, tmp_path):
     assert process.returncode in (75, 0), (out, err)  # 0: it was at its end already
     assert mhsh(*TRAIN, f"--workdir={workdir}").returncode == 0
     assert rows_without_timings(workdir) == rows_without_timings(unbroken)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_two_processes_which_translate_nothing(unbroken, tmp_path):
+    """The field cannot be changed any more. A run that begins so is told to set it to 0."""
+    began = finish(start(2, [*TRAIN, f"--workdir={tmp_path / 'fresh'}"]))
+    assert [status for status, _, err in began if "set it to 0, and use mhsh eval afterwards" in err] == [2, 2], began
+    resumed = cut_back(unbroken, tmp_path / "resumed", step=9)
+    results = finish(start(2, ["train", f"--workdir={resumed}"]))
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert "this one has 2: nothing is translated from here on" in results[0][1]
+    rows, expected = rows_without_timings(resumed), rows_without_timings(unbroken)
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected], rel=1e-5)
+    assert ["bleu" in row for row in rows if row["split"] == "validation"] == [True, False]
 
 
 @pytest.mark.slow  # tests/cli/test_predict.py translates with less

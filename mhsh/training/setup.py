@@ -62,10 +62,11 @@ class Run:
         self.mesh = mesh = make_mesh(self.plan.mesh_shape)
         sentences = config.data.validation_sentences if isinstance(config.data, TranslationDataConfig) else 0
         if sentences and jax.process_count() > 1:
-            raise UserError(
-                f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}; set it "
-                "to 0, and use mhsh eval afterwards"
-            )
+            told = f"data.validation_sentences = {sentences} is for a run of one process, this one has {jax.process_count()}"
+            if folder.newest_checkpoint() is None:
+                raise UserError(f"{told}; set it to 0, and use mhsh eval afterwards")
+            display.note(f"{told}: nothing is translated from here on; use mhsh eval afterwards")
+            sentences = 0
         self.optimizer = build_optimizer(config)
         self.abstract = abstract = unbox_state(self.plan.boxed, mesh, config.model)  # shapes, dtypes and shardings of the state
 
