@@ -93,7 +93,8 @@ def _dependency_cells(result: dict[str, Figures]) -> Iterator[Cells]:
     for stack, figures in result.items():
         kinds = _sublayers(figures)
         later = sum(sum(shares[len(shares) // 2 :]) for shares in kinds.values())
-        totals = {kind.replace("_", "-"): sum(shares) for kind, shares in kinds.items()}
+        # One column for the self-attention of both stacks: the encoder's is called attention.
+        totals = {kind.removeprefix("self_").replace("_", "-"): sum(shares) for kind, shares in kinds.items()}
         ends = {"biases": figures["biases"], "second half of the layers": later}
         yield {"stack": stack, "input": figures["input"], **totals, **ends}
 

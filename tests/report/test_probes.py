@@ -90,6 +90,16 @@ def test_coverage_has_the_share_of_positions_that_are_a_heads_argmax():
     assert (shown["argmax share, a layer"], shown["argmax share, whole stack"]) == ("0.25", "0.4")
 
 
+def test_the_shares_of_each_stack_of_a_translation_model_sum_to_one():
+    decoder = {"input": 0.1, "self_attention": [0.2], "cross_attention": [0.3], "feed_forward": [0.3], "biases": 0.1}
+    result = FIGURES["dependency"] | {"decoder": decoder}
+    (table,) = tables({"kind": "dependency", "models": [model("alone", 0) | {"result": result}]})
+    names = [column.name for column in table.columns]
+    assert names == ["model", "stack", "input", "attention", "cross-attention", "feed-forward", "biases", names[-1]]
+    for row in table.rows:
+        assert sum(float(cell.words or 0) for cell in row.full_cells[2:-1]) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("kind", FIGURES)
 def test_the_picture_has_one_line_for_the_seeds(kind):
     models = [model(f"seed={seed}", seed) for seed in range(3)] + [model("alone", 0, heads=4)]
