@@ -78,7 +78,7 @@ class RecordedRun:
     batches: Mapping[str, np.ndarray]  # `step` and `checksum` of the training rows, which name their batch
     validation_batches: tuple[str, ...]  # the checksums of validation's batches, each once
     loss_parts: np.ndarray  # the last validation loss of consecutive parts of its batches; empty: not known
-    vocabulary: str | None  # SHA-256 of the folder's vocabulary; None if there is none
+    vocabulary: str | None  # SHA-256 of the run's vocabulary; None: it is not known
     problems: tuple[str, ...]  # one line each, naming the file
     is_training: bool = False  # a process holds the folder, or was killed while it did
 
@@ -251,9 +251,9 @@ def _load(name: str, path: epath.Path) -> RecordedRun:
         problems.append(f"{path / METRICS_FILE} holds no loss of the training or the validation split")
     for step, lost in record.get("lost_rows", {}).items():
         problems.append(f"{path}: {lost} rows of metrics.jsonl up to step {step} are lost; the curve has a gap there")
-    vocabulary = None
+    vocabulary = record.get("vocabulary")  # of a copy without that file
     try:
-        vocabulary = folder.vocabulary_hash(config)
+        vocabulary = folder.vocabulary_hash(config) or vocabulary
     except OSError as error:
         problems.append(f"cannot read {path / vocab_file(config)}: {error.strerror}")
     return RecordedRun(

@@ -126,6 +126,16 @@ def test_losses_in_other_units_are_not_compared(make_run: MakeRun):
     assert all(finding is None or finding.ratios == {} for finding in judge(paths).findings)
 
 
+def test_vocabularies_are_told_apart_where_only_the_records_were_copied(make_run: MakeRun):
+    paths = [
+        make_run(name, [4.0, 3.0], [2.0 + seed / 10], record={"vocabulary": name * 32}) for seed, name in enumerate(("1a", "2b"))
+    ]
+    assert not any((path / "vocab.txt").exists() for path in paths)
+    other = make_run("other", [4.0, 3.1], [2.5], model=DEEPER, record={"vocabulary": "1a" * 32})
+    assert verdicts(judge([paths[0], other])) == [None, TOO_FEW_SEEDS]
+    assert verdicts(judge([paths[1], other])) == [None, OTHER_UNIT]
+
+
 def test_a_run_without_the_measure_is_named(make_run: MakeRun):
     paths = planted(make_run, {"a": ({}, SHALLOW), "b": (DEEPER, DEEP)})
     for place, path in enumerate(paths):
