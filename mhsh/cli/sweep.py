@@ -22,7 +22,7 @@ from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
 from mhsh.cli.selection import CellSelection
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
-from mhsh.config.shapes import shape_name
+from mhsh.config.shapes import scales_layers, shape_name
 from mhsh.configs import CONFIG, LIST
 from mhsh.data.load import task_of
 from mhsh.errors import UserError
@@ -228,12 +228,12 @@ def _check_tuned_depth(plan: Plan) -> None:
     """Raises UserError where CompleteP would take each depth of an axis for the one at which the
     rate was tuned, and so do nothing.
     """
-    scaled = [cell for cell in plan.cells if cell.config.model.residual == "completep"]
+    scaled = [cell for cell in plan.cells if scales_layers(cell.config.model)]
     sweeps_depth = any(axis.path == DEPTH and len(axis.values) > 1 for axis in plan.axes)
     if scaled and sweeps_depth and not plan.fields["model"]["base_layers"]:
         raise UserError(
-            f"cell {scaled[0].name}: completep needs the depth at which the rate was tuned, and with model.base_layers = 0 each "
-            "depth would be that one; add --config.model.base_layers=N"
+            f"cell {scaled[0].name}: {scaled[0].config.model.residual} needs the depth at which the rate was tuned, and with "
+            "model.base_layers = 0 each depth would be that one; add --config.model.base_layers=N"
         )
 
 

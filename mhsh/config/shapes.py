@@ -8,6 +8,7 @@ import math
 
 from msgspec.structs import replace
 
+from mhsh.config.entries import SCHEMES
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 
@@ -154,7 +155,16 @@ def _fit_mlp_dim(model: ModelConfig, aim: int) -> ModelConfig | None:
 
 def _base_layers(model: ModelConfig) -> int:
     """L0 of CompleteP in another shape: the depth that this one was tuned at."""
-    return model.base_layers or (model.num_layers if model.residual == "completep" else 0)
+    return model.base_layers or (model.num_layers if scales_layers(model) else 0)
+
+
+def scales_layers(model: ModelConfig) -> bool:
+    """Whether the residual scheme is CompleteP, or one of the user's that has its share of the
+    optimizer. mhsh's own are not asked, as they load jax.
+    """
+    if SCHEMES.files(model.residual):
+        return SCHEMES[model.residual].residual.layer_scales(model) is not None
+    return model.residual == "completep"
 
 
 def feed_forward_kernels(model: ModelConfig) -> int:

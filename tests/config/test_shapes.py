@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mhsh import configs
+from mhsh.config.entries import add_residual
 from mhsh.config.schema import ModelConfig
 from mhsh.config.shapes import (
     attention_weights,
@@ -22,6 +23,7 @@ from mhsh.config.shapes import (
 )
 from mhsh.errors import UserError
 from mhsh.models.costs import parameter_counts
+from mhsh.models.schemes import CompleteP, PreLN
 
 BERT = configs.get("bert:2l8h")
 
@@ -71,6 +73,20 @@ def test_regroup_keeps_the_depth_at_which_completep_was_tuned(make_config):
     assert [regroup(model, n).base_layers for n in (32, 16, 4, 1)] == [24, 24, 24, 24]
     assert regroup(regroup(model, 4), 1).base_layers == 24
     assert regroup(replace(model, base_layers=6), 1).base_layers == 6
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_so_it_does_for_a_scheme_of_the_user_that_is_derived_of_it(make_config):
+    class Derived(CompleteP):
+        pass
+
+    class Other(PreLN):
+        pass
+
+    add_residual("derived")(Derived)
+    add_residual("other")(Other)
+    models = [make_config("bert", "24l16h", **{"model.residual": name}).model for name in ("derived", "other")]
+    assert [regroup(model, 1).base_layers for model in models] == [24, 0]
 
 
 def test_regroup_refuses_a_feed_forward_width_that_cannot_be_shared_out():
