@@ -194,15 +194,16 @@ def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]
     members = [member for member in members if member.cell is None or member.cell.sweep not in copied]
     several = differing_files([member.run for member in members if member.run is not None])
     keys = [(_group_key(member), tuple(sorted(several & _entry_keys(member.run))) if member.run else ()) for member in members]
-    different: dict[int, RecordedRun | None] = {}
+    different: dict[Hashable, list[RecordedRun]] = {}
+    kept: list[int] = []
     for index in sorted(range(len(members)), key=lambda index: -_rows(members[index].run)):  # a copy may lack the last rows
-        run = members[index].run
-        line = _duplicate_reason(run, [other for each, other in different.items() if other and keys[each] == keys[index]])
-        if line:
+        run, others = members[index].run, different.setdefault(keys[index], [])
+        if line := _duplicate_reason(run, others):
             lines.append(line)
-        else:
-            different[index] = run
-    keys, members = [keys[index] for index in sorted(different)], [members[index] for index in sorted(different)]
+            continue
+        kept.append(index)
+        others += [run] if run else []
+    keys, members = [keys[index] for index in sorted(kept)], [members[index] for index in sorted(kept)]
     grouped = group_by_seeds(keys, [member.config for member in members])
     groups = [tuple(sorted((members[index] for index in indices), key=lambda member: member.replicate)) for indices in grouped]
     configs = [members[0].config for members in groups]
