@@ -121,9 +121,9 @@ def _check_names(prefix: str, given: Mapping[str, Any], required: Sequence[str],
 
 def _check_value(field: Field, value: Any) -> Any:
     """Checks the value of a field, and returns it. A whole number may stand where a float is
-    wanted; nothing else is converted.
+    wanted, and a number of numpy or jax for its own; nothing else is converted.
     """
-    _check_type(field.path, value, field.kind)
+    value = _check_type(field.path, value, field.kind)
     try:
         return msgspec.convert(value, field.annotation)
     except msgspec.ValidationError:
@@ -131,6 +131,7 @@ def _check_value(field: Field, value: Any) -> Any:
 
 
 def _check_type(path: str, value: Any, kind: type) -> Any:
+    value = value.item() if getattr(value, "shape", None) == () else value
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise UserError(f"{path} = {value!r} is of type {type(value).__name__}; allowed: {kind.__name__}")
     if isinstance(value, str):

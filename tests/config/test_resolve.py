@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mhsh import configs
@@ -158,6 +159,13 @@ def test_the_edges_of_what_is_allowed(overrides):
     for name, value in overrides.items():
         section, field = name.split(".")
         assert field == "heads_per_layer" or getattr(getattr(config, section), field) == value
+
+
+def test_numbers_of_arrays_are_numbers():
+    """As a loop over np.logspace or np.arange gives them."""
+    rate, seed = np.logspace(-3, -2, 2)[0], np.arange(3)[2]
+    config = configs.get("bert:2l8h", optimizer={"learning_rate": rate}, train={"seed": seed})
+    assert [(type(value), value) for value in (config.optimizer.learning_rate, config.train.seed)] == [(float, 1e-3), (int, 2)]
 
 
 def test_a_whole_number_may_stand_for_a_float_and_becomes_one():
