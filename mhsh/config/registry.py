@@ -178,7 +178,9 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
         sys.modules[name] = module  # where Python looks up the file of a class
         _EXECUTED[absolute] = module
         # What it imports lies beside it, or in its package; after what is installed.
-        sys.path += [each for each in dict.fromkeys([str(Path(absolute).parent), str(folder)]) if each not in sys.path]
+        for each in (str(Path(absolute).parent), str(folder)):
+            if each not in sys.path:
+                sys.path.append(each)
         try:
             run_user_code(path, lambda: loader.exec_module(module))
         except BaseException:
