@@ -125,9 +125,9 @@ def plateau_advice(config: Config, loss: float, entropy: float) -> str:
     another run.
     """
     model, optimizer, steps = config.model, config.optimizer, config.train.num_steps
-    is_fresh = not config.train.start_from
+    is_fresh, depth = not config.train.start_from, max(model.num_layers, model.num_decoder_layers)
     more, flags = f"train.num_steps={4 * steps}", []
-    if is_fresh and model.residual == "post_ln" and model.num_layers >= DEEP_POST_LN:
+    if is_fresh and model.residual == "post_ln" and depth >= DEEP_POST_LN:
         flags.append("model.residual=admin")
     if loss < entropy + PLATEAU_MARGIN:  # it has learnt the frequencies, and then nothing
         flags.append(f"optimizer.learning_rate={optimizer.learning_rate / 4:.2g}")

@@ -115,3 +115,9 @@ def test_what_is_tried_is_a_config(make_config: MakeConfig, task: str, variant: 
     assert " ".join(f"{path.split('.')[1]}={value}" for path, value in flags) == expected
     for path, value in flags:
         from_dict(override(to_dict(config), [(path, parse_value(path, value))], "--config"))
+
+
+def test_a_decoder_may_be_what_is_deep(make_config: MakeConfig) -> None:
+    shape = {"model.num_layers": 2, "model.num_decoder_layers": 12}
+    config = make_config("translation", "small", **shape, **{"model.residual": "post_ln"})
+    assert plateau_advice(config, 5.0, 3.288).startswith("--config.model.residual=admin")
