@@ -69,7 +69,7 @@ STAGES = {
     "decoder": "study:decoder heads_per_layer=4,1 heads_at_equal_width=4,1 budget=850,2550,8500"
     f" lr=2e-3,4e-3,8e-3,1.6e-2 {EIGHT} {MUON}",
     "decoder_kv": f"study:decoder kv_heads_at_equal_size=4,1 budget=850,2550,8500 lr=2e-3,4e-3,8e-3,1.6e-2 {EIGHT} {MUON}",
-    "decided": "study:decoder heads_per_layer=4,1 lr=4e-3,5.7e-3,8e-3 seed=0,1,14,15,2,3,4,5,6,7,8,9,10,11,12,13"
+    "decided": "study:decoder heads_per_layer=4,1 lr=4e-3,5.7e-3,8e-3 seed=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"
     f" --over=lr --choosing-seeds=4 --margin=0.02 {MUON} --config.train.num_steps=8500 --config.optimizer.decay_steps=1700",
     "steady": "evidence:stability heads_per_layer=8,24,4,1 scheme=admin,post_ln,pre_ln lr=2e-3,4e-3,8e-3,1.6e-2,3.2e-2"
     " seed=0,1,2,3 --config.model.num_heads=24 --config.model.num_layers=1 --config.model.mlp_dim=768",

@@ -60,7 +60,7 @@ def run(
       over: take each shape at its own best value of this FIELD, such as lr; by default as the
         plan of the sweep says, and with none each value by itself
       by: compare by these swept FIELD,..., once for each setting of the others but --over's
-      choosing_seeds: with --over, how many of the seeds choose; half of them by default
+      choosing_seeds: with --over, how many of the seeds choose, the lowest ones; by default half
       measure: what is tested: loss, or a metric such as bleu
       baseline: the group, or a run of it, to compare with; the first by default
       treatment: what is meant to differ: FIELD,... or shape; by default shape and what was swept

@@ -57,7 +57,7 @@ class PlanOptions:
       add_seeds: add so many seeds to the plan
       over: train all values of this axis only on the choosing seeds, and the other seeds at each
         setting's best value
-      choosing_seeds: with --over, how many of the seeds choose; half of them by default
+      choosing_seeds: with --over, how many of the seeds choose, the lowest ones; by default half
       margin: the difference that matters, such as 0.02, fixed before the runs
       pooled: plan that its difference is pooled with those of other sweeps
     """

@@ -41,7 +41,7 @@ OPTIMUM_RULE = (
     "than three rates trained, or where nothing tells the noise of one choosing seed."
 )
 TUNING_RULE = (
-    "With --over, each shape has the value at which the primary measure is best in the mean over the choosing seeds, the first "
+    "With --over, each shape has the value at which the primary measure is best in the mean over the choosing seeds, the lower "
     "half of the seeds unless --choosing-seeds or the plan of the sweep says otherwise. A value at which one of these runs did not "
     "train is not chosen, and one whose runs have not ended was not tried. What is compared are the other seeds at that value: "
     "the choosing seeds' own are too good, as the luckiest value was taken. What the grid may hide is in the unit of the measure."
