@@ -226,8 +226,9 @@ def run_with_entries(run: Callable[[], Result]) -> Result:
             raise _error_of(os.path.relpath(last.filename), last.lineno, error) from error
         # Such a call fails in a line of mhsh, and leaves no trace but the name in the message.
         called = re.match(r"(\w+)[\w.]*\(\) ", str(error)) if isinstance(error, TypeError) else None
+        name = called[1] if called else ""
         for path, module in _EXECUTED.items():
-            code = vars(module).get(called[1]) if called else None
+            code = vars(module).get(name)
             if code is not None and getattr(code, "__module__", "") == module.__name__:
                 raise _error_of(os.path.relpath(path), inspect.getsourcelines(code)[1], error) from error
         raise

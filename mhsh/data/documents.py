@@ -100,15 +100,7 @@ def _files(source: Source, argument: str) -> tuple[list[epath.Path], str]:
     """The files of a source, and FIELD or COLUMN, or the glob where there is no such part."""
     part = source.argument.partition("[:")[2].rstrip("]")
     glob, field = split_field(source.name, argument, part) if part else (argument, argument)
-    try:
-        return matching_files(glob, f"data.source = {f'{source.name}:{argument}'!r}", source.in_folder), field
-    except UserError as error:
-        if source.name != "text" or argument.count(",") != 1:
-            raise
-        raise UserError(
-            f"data.source = 'text:{argument}' matches no file; two globs hold sentence pairs, for model.objective = "
-            "'translation' alone"
-        ) from error
+    return matching_files(glob, f"data.source = {f'{source.name}:{argument}'!r}", source.in_folder), field
 
 
 def document_rule(source: str) -> str:

@@ -68,6 +68,8 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
         raise UserError(f"{whose} is a folder without files{named} (hidden ones do not count); name one that has some")
     if not paths:
         hint = "correct the bucket or the glob" if is_remote(pattern) else f"correct the glob (relative to {Path.cwd()})"
+        if pattern.count(",") == 1:
+            hint += "; two globs hold sentence pairs (text:A,B), for model.objective = 'translation' alone"
         raise UserError(f"{whose} matches no file; {hint}; --config.data.source=PLACE names files that have moved, of a run too")
     return sorted(paths)
 

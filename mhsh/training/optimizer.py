@@ -158,18 +158,19 @@ class KeyData:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return cls(jax.random.key_data(leaf), jax.random.key_impl(leaf)) if is_key else leaf
 
+    @staticmethod
+    def key_of(leaf: Any) -> Any:
+        """The leaf again."""
+        return jax.random.wrap_key_data(leaf.data, impl=leaf.kind) if isinstance(leaf, KeyData) else leaf
+
 
 def store_keys(update: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """The same, but random keys in its state (optax.add_noise has one) are KeyData."""
-
-    def with_keys(state: Any) -> Any:
-        def key_of(leaf: Any) -> Any:
-            return jax.random.wrap_key_data(leaf.data, impl=leaf.kind) if isinstance(leaf, KeyData) else leaf
-
-        return jax.tree.map(key_of, state, is_leaf=lambda leaf: isinstance(leaf, KeyData))
+    update = optax.with_extra_args_support(update)
 
     def apply(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates, state = optax.with_extra_args_support(update).update(updates, with_keys(state), params, **extra)
+        state = jax.tree.map(KeyData.key_of, state, is_leaf=lambda leaf: isinstance(leaf, KeyData))
+        updates, state = update.update(updates, state, params, **extra)
         return updates, jax.tree.map(KeyData.of, state)
 
     return optax.GradientTransformationExtraArgs(lambda params: jax.tree.map(KeyData.of, update.init(params)), apply)

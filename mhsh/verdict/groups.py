@@ -194,16 +194,10 @@ def find_groups(members: Sequence[Member]) -> tuple[tuple[Group, ...], list[str]
     members = [member for member in members if member.cell is None or member.cell.sweep not in copied]
     several = differing_files([member.run for member in members if member.run is not None])
     keys = [(_group_key(member), tuple(sorted(several & _entry_keys(member.run))) if member.run else ()) for member in members]
-    different: dict[Hashable, list[RecordedRun]] = {}
-    kept: list[int] = []
-    for index in sorted(range(len(members)), key=lambda index: -_rows(members[index].run)):  # a copy may lack the last rows
-        run, others = members[index].run, different.setdefault(keys[index], [])
-        if line := _duplicate_reason(run, others):
-            lines.append(line)
-            continue
-        kept.append(index)
-        others += [run] if run else []
-    keys, members = [keys[index] for index in sorted(kept)], [members[index] for index in sorted(kept)]
+    reasons = _duplicate_reasons([member.run for member in members], keys)
+    lines += reasons.values()
+    keys = [key for index, key in enumerate(keys) if index not in reasons]
+    members = [member for index, member in enumerate(members) if index not in reasons]
     grouped = group_by_seeds(keys, [member.config for member in members])
     groups = [tuple(sorted((members[index] for index in indices), key=lambda member: member.replicate)) for indices in grouped]
     configs = [members[0].config for members in groups]
@@ -266,10 +260,24 @@ def reset_seeds(config: Config) -> Config:
     return replace(config, train=replace(config.train, seed=0), data=replace(config.data, seed=0))
 
 
-def _duplicate_reason(run: RecordedRun | None, others: Sequence[RecordedRun]) -> str:
-    """Why a run and another one of its group count as one; empty where they do not."""
-    if run is None:
-        return ""
+def _duplicate_reasons(runs: Sequence[RecordedRun | None], keys: Sequence[Hashable]) -> dict[int, str]:
+    """Why a run and another one of its key count as one, by the index of each that does not count.
+    The longest counts: a copy may lack the last rows.
+    """
+    reasons: dict[int, str] = {}
+    counted: dict[Hashable, list[RecordedRun]] = {}
+    logged = [(index, run) for index, run in enumerate(runs) if run is not None]
+    for index, run in sorted(logged, key=lambda pair: -sum(map(len, pair[1].curves.values()))):
+        others = counted.setdefault(keys[index], [])
+        if reason := _duplicate_reason(run, others):
+            reasons[index] = reason
+        else:
+            others.append(run)
+    return reasons
+
+
+def _duplicate_reason(run: RecordedRun, others: Sequence[RecordedRun]) -> str:
+    """Why a run and one of the others count as one; empty where they do not."""
     for other in others:
         if _is_part(run, other):
             return f"{run.path}: every digit of its curves is in those of {other.path}; they count as one run"
@@ -293,10 +301,6 @@ def _copied_sweeps(members: Sequence[Member]) -> dict[str, str]:
         if not copied.keys() & {one, other} and all(whole and _is_part(run, whole, ("step", "seconds")) for run, whole in pairs):
             copied[one] = other
     return copied
-
-
-def _rows(run: RecordedRun | None) -> int:
-    return sum(map(len, run.curves.values())) if run else 0
 
 
 def _is_part(run: RecordedRun, other: RecordedRun, axes: Sequence[str] = ("step",)) -> bool:

@@ -56,6 +56,8 @@ def test_a_folder_without_files_and_one_with_an_image(corpus: Path, tmp_path: Pa
     (tmp_path / "none" / ".hidden").mkdir(parents=True)
     (tmp_path / "none" / ".hidden" / "a.txt").write_text("A")
     assert "/none' is a folder without files (hidden ones do not count); name" in refusal(f"text:{tmp_path}/none")
+    (tmp_path / "a,b").mkdir()
+    assert "/a,b' is a folder without files (hidden" in refusal(f"text:{tmp_path}/a,b")
     assert "is a folder without files named *.parquet (hidden" in refusal(f"parquet:{corpus}")
     assert "/*.tsv' matches no file; correct the glob (relative to" in refusal(f"text:{tmp_path}/*.tsv")
     for name, text in {"a.txt": "", "b.txt": " \n\r\n\t\n"}.items():
