@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", action="append", required=True)
     parser.add_argument("--rows", action="append", type=int, required=True)
-    parser.add_argument("--kernels", action="append", choices=("xla", "fused"))
+    parser.add_argument("--kernels", action="append", choices=("xla", "fused", "mosaic"))
     parser.add_argument("--topology", default="h200:1")
     options, rest = parser.parse_known_args()
     changes, unknown = take_changes("config", rest)

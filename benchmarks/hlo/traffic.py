@@ -32,7 +32,7 @@ _MOVES_NOTHING = frozenset(
 _CALLS_THAT_MOVE_NOTHING = ("AllocateBuffer", "ConcatBitcast")
 _SLICES = ("dynamic-slice", "slice", "gather")  # of their first operand they read what they give
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place: of the first operand they write what this operand holds
-_STATED = re.compile(r'serialized_metadata = "\{\\22bytes\\22: \\22(\d+)')
+_STATED = re.compile(r'(?:serialized_metadata = "\{\\22|frontend_attributes=\{[^}]*\b)bytes(?:\\22: \\22|=")(\d+)')
 
 
 class Buffer(NamedTuple):
@@ -106,7 +106,7 @@ def moved_bytes(module: Module, step: Step) -> int:
     """The bytes that one run of an instruction reads from and writes to main memory. Our kernels
     say it: they take a part of an array that all layers have.
     """
-    stated = _STATED.search(step.instruction.attributes)
+    stated = _STATED.search(step.instruction.attributes) if step.instruction.opcode == "custom-call" else None
     return int(stated[1]) if stated else sum(move.read + move.written for move in _moves(module, step))
 
 

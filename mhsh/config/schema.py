@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 # Goes up by one with every change that adds, renames or removes a field or one of its values.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # What a difference in a field does to a comparison of two runs.
 Role = Literal["shape", "loss", "clock", "bookkeeping"]
@@ -170,9 +170,12 @@ class ModelConfig(Section, frozen=True):
     compute_dtype: Annotated[Dtype, precision("of matrix products and activations; parameters are float32")] = "float32"
     residual_dtype: Annotated[Dtype, precision("of the residual stream")] = "float32"
     kernels: Annotated[
-        Literal["auto", "xla", "fused"],
+        Literal["auto", "xla", "fused", "mosaic"],
         execution(
-            "of training: fused, mhsh's own on NVIDIA GPUs, where they cover the model; xla; auto: xla", since=5, before="auto"
+            "of training: fused, mhsh's own on NVIDIA GPUs, where they cover the model; mosaic, those with another "
+            "compiler around a sublayer (H100 and later); xla; auto: xla",
+            since=5,
+            before="auto",
         ),
     ] = "auto"
     remat_policy: Annotated[

@@ -13,7 +13,7 @@ from mhsh.config.schema import ModelConfig
 from mhsh.models.bert import Bert
 from mhsh.models.dropout import DropoutKey
 from mhsh.models.kernels.attention import attention_obstacle
-from mhsh.models.kernels.select import mesh_obstacle
+from mhsh.models.kernels.select import asks_for_kernels, mesh_obstacle
 from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Batch, Outputs
 
@@ -49,10 +49,10 @@ def xla_config(config: ModelConfig) -> ModelConfig:
 
 
 def describe_fallbacks(config: ModelConfig) -> str:
-    """The parts of the model that XLA computes on the current mesh though `model.kernels` is
-    `fused`, and why, in a line; empty: there are none, or it is not `fused`.
+    """The parts of the model that XLA computes on the current mesh though `model.kernels` asks for
+    kernels, and why, in a line; empty: there are none, or it does not.
     """
-    if config.kernels != "fused":
+    if not asks_for_kernels(config):
         return ""
     everything = mesh_obstacle()
     parts = {"everything": everything}
@@ -62,7 +62,7 @@ def describe_fallbacks(config: ModelConfig) -> str:
             "sums with the stream": SCHEMES[config.residual].residual.kernel_obstacle(config),
         }
     fallbacks = [f"{part}, as {reason}" for part, reason in parts.items() if reason]
-    return f"model.kernels = fused: XLA computes {'; '.join(fallbacks)}" if fallbacks else ""
+    return f"model.kernels = {config.kernels}: XLA computes {'; '.join(fallbacks)}" if fallbacks else ""
 
 
 def boxed_parameters(config: ModelConfig) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
+from mhsh.models.kernels.select import asks_for_kernels
 from mhsh.training.setup import Run
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
@@ -90,6 +91,6 @@ def check_together(config: Config) -> None:
         "train.profile_steps": (config.train.profile_steps, ""),
     }
     wrong = [f"{name} = {value!r}, not {allowed!r}" for name, (value, allowed) in fields.items() if value != allowed]
-    wrong += ["model.kernels = 'fused', not 'xla'"] if config.model.kernels == "fused" else []
+    wrong += [f"model.kernels = {config.model.kernels!r}, not 'xla'"] if asks_for_kernels(config.model) else []
     if wrong:
         raise UserError(f"cells are not trained together with {'; '.join(wrong)}; leave --together out")

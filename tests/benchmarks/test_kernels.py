@@ -1,6 +1,8 @@
-"""Operations and bytes of a loop and of what is around it, counted by hand."""
+"""Operations and bytes of a loop, of what is around it, and of our kernels, counted by hand."""
 
 from __future__ import annotations
+
+import pytest
 
 from benchmarks.hlo.kernels import Work, count_work
 from mhsh.planning.hlo import parse_module
@@ -37,3 +39,15 @@ def test_a_loop_and_the_whole():
     whole, loops = count_work(parse_module(PROGRAM))
     assert loops == Work(operations=3, bytes=3 * 3 * 1024)  # two operands and a result each time
     assert whole == Work(operations=4, bytes=4 * 3 * 1024)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        r'backend_config={name = "k", serialized_metadata = "{\22bytes\22: \2296\22}"}',  # Pallas on Triton
+        'custom_call_target="mosaic_gpu_v2", frontend_attributes={bytes="96"}',
+    ],
+)
+def test_a_kernel_that_states_its_bytes(attributes):
+    program = PROGRAM.replace("multiply(%last, %last)", f"custom-call(%last), {attributes}")
+    assert count_work(parse_module(program))[0] == Work(operations=4, bytes=3 * 3 * 1024 + 96)

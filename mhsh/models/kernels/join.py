@@ -1,8 +1,7 @@
 """The pair of kernels that add what a sublayer puts out to the residual stream, and normalise the
 sum.
 
-Each kernel loads blocks of rows, calls a function of arrays, and stores. Pallas compiles them with
-Triton, whose arrays have a power of 2 of elements: other widths are loaded with columns of zeros.
+Each kernel loads blocks of rows, calls a function of arrays, and stores (mhsh/models/kernels/rows).
 `d_x` is the gradient of x.
 """
 
@@ -16,20 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.devices import shard_index
 from mhsh.models.dropout import drop, keep_mask, row_states
-from mhsh.models.kernels.select import is_interpreted
+from mhsh.models.kernels.rows import Call, MosaicRow, Rows, TritonRows
 
-_PARAMS = triton.CompilerParams(num_warps=8, num_stages=2)
 _FORWARD_ELEMENTS = 8192  # of each array that a program holds at once
 _BACKWARD_ELEMENTS = 4096
 _SUMMED_ROWS = 16  # of which a program of the backward pass adds up the gradients of the vectors
 FIRST = np.zeros(1, np.int32)  # the number of an iteration, and of a layer, without a scan
-_WHOLE = pl.BlockSpec()  # what a program takes its part of by itself
 
 
 class ScanPlace(NamedTuple):
@@ -54,6 +50,7 @@ class Join(NamedTuple):
     centred: bool  # LayerNorm, or RMSNorm
     copy_dtype: str  # of what the next sublayer reads
     stream_dtype: str
+    compiler: str  # triton or mosaic
     scan: ScanPlace | None = None  # that it is a part of
 
     @property
@@ -119,49 +116,13 @@ def make_join(config: ModelConfig, weight: float | None, drops: bool, normed_str
         centred=config.norm == "layer",
         copy_dtype=config.compute_dtype,
         stream_dtype=config.residual_dtype,
+        compiler="mosaic" if config.kernels == "mosaic" else "triton",
     )
 
 
 def first_row(x: Float[Array, "B T D"]) -> UInt32[Array, 1]:
     """The number of the first row of this shard of the batch."""
     return (shard_index() * jnp.uint32(math.prod(x.shape[:-1])))[None]
-
-
-class _Rows(NamedTuple):
-    """Blocks of rows, as a kernel holds them: `count` of them at once, with columns of zeros."""
-
-    count: int
-    width: int
-    padded: int
-
-    def spec(self, count: int) -> pl.BlockSpec:
-        """The blocks of an array [M,D] of which a program has `count` rows."""
-        return pl.BlockSpec((count, self.padded), lambda program: (program, 0))
-
-    def columns(self) -> UInt32[Array, "1 W"]:
-        """The numbers of the columns."""
-        return jax.lax.broadcasted_iota(jnp.uint32, (1, self.padded), 1)
-
-    def real(self, count: int) -> Bool[Array, "M W"] | None:
-        """True at the columns that are not padding; None without padding."""
-        if self.width == self.padded:
-            return None
-        return jax.lax.broadcasted_iota(jnp.int32, (count, self.padded), 1) < self.width
-
-    def load(self, ref: Any, first: Any, count: int = 0, column: int = 0) -> Float[Array, "M W"]:
-        """Rows in fp32, `count` (0: as many as there are at once) from `first` on."""
-        count = count or self.count
-        at, real = self._part(ref, first, count, column), self.real(count)
-        return (triton.load(at) if real is None else triton.load(at, mask=real, other=0.0)).astype(jnp.float32)
-
-    def store(self, ref: Any, first: Any, block: Float[Array, "M W"]) -> None:
-        """Writes rows in the array's dtype."""
-        count = block.shape[0]
-        triton.store(self._part(ref, first, count), block.astype(ref.dtype), mask=self.real(count))
-
-    def _part(self, ref: Any, first: Any, count: int, column: int = 0) -> Any:
-        # With padding it is wider than the array: as long as jax does not see where it starts.
-        return ref.at[pl.ds(first, count), pl.ds(jnp.int32(column), self.padded)]
 
 
 def _layer(join: Join, iteration_ref: Any, layer_ref: Any) -> Any:
@@ -174,16 +135,16 @@ def _column(join: Join) -> int:
     return join.scan.columns[join.scan.sublayer] if join.scan else 0
 
 
-def _vectors(rows: _Rows, ref: Any, layer: Any, column: int, count: int) -> list[Float[Array, "1 W"]]:
+def _vectors(rows: Rows, ref: Any, layer: Any, column: int, count: int) -> list[Float[Array, "*1 W"]]:
     """Adjacent vectors in a layer's row."""
-    return [rows.load(ref, layer, 1, column + number * rows.width) for number in range(count)]
+    return [rows.load_vector(ref, layer, column + number * rows.width) for number in range(count)]
 
 
 def _weight(join: Join, vectors: list[Array]) -> Array | float:
     return vectors[3] if join.weight is None else join.weight
 
 
-def _next_weight(join: Join, rows: _Rows, ref: Any, layer: Any) -> Array | float:
+def _next_weight(join: Join, rows: Rows, ref: Any, layer: Any) -> Array | float:
     """The weight of the join behind this one in a scan."""
     if join.weight is not None:
         return join.weight
@@ -192,12 +153,11 @@ def _next_weight(join: Join, rows: _Rows, ref: Any, layer: Any) -> Array | float
     return _vectors(rows, ref, layer + layers, join.scan.columns[sublayer] + 3 * rows.width, 1)[0]
 
 
-def _dropout_mask(join: Join, rows: _Rows, seed_ref: Any, first: Array) -> Bool[Array, "M W"] | None:
+def _dropout_mask(join: Join, rows: Rows, seed_ref: Any, first: Array) -> Bool[Array, "*M W"] | None:
     """True where dropout keeps an element of the rows from `first` on, as on the path of XLA."""
     if not join.rate:
         return None
-    numbers = first + jax.lax.broadcasted_iota(jnp.uint32, (rows.count, 1), 0)
-    return keep_mask(row_states((seed_ref[0], seed_ref[1]), numbers), rows.columns(), join.rate)
+    return keep_mask(row_states((seed_ref[0], seed_ref[1]), rows.numbers(first)), rows.columns(), join.rate)
 
 
 def _apply_dropout(join: Join, block: Array, mask: Array | None) -> Array:
@@ -205,7 +165,7 @@ def _apply_dropout(join: Join, block: Array, mask: Array | None) -> Array:
 
 
 def _sum_and_norm(
-    join: Join, rows: _Rows, x: Array, product: Array, mask: Array | None, vectors: list[Array]
+    join: Join, rows: Rows, x: Array, product: Array, mask: Array | None, vectors: list[Array]
 ) -> tuple[Array, Array, Array, Array]:
     """s, y, and for the backward pass s normalised and the factor of each row. The product is in
     its own dtype, and dropout rounds to that.
@@ -213,32 +173,29 @@ def _sum_and_norm(
     bias, shift, scale = vectors[:3]
     out = _apply_dropout(join, product + bias.astype(product.dtype), mask)
     s = _weight(join, vectors) * x + out.astype(jnp.float32)
-    centred, real = s, rows.real(rows.count)
-    if join.centred:
-        centred = s - jnp.sum(s, axis=1, keepdims=True) * (1.0 / rows.width)
-        centred = centred if real is None else jnp.where(real, centred, 0.0)
-    inverse = jax.lax.rsqrt(jnp.sum(centred * centred, axis=1, keepdims=True) * (1.0 / rows.width) + join.epsilon)
+    centred = rows.mask_padding(s - rows.row_sums(s) * (1.0 / rows.width)) if join.centred else s
+    inverse = jax.lax.rsqrt(rows.row_sums(centred * centred) * (1.0 / rows.width) + join.epsilon)
     normed = centred * inverse
     return s, normed * scale + shift, normed, inverse
 
 
-def _forward_kernel(join: Join, rows: _Rows, stacked: bool, x_ref: Any, product_ref: Any, *refs: Any) -> None:
+def _forward_kernel(join: Join, rows: Rows, programs: int, stacked: bool, x_ref: Any, product_ref: Any, *refs: Any) -> None:
     vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref = refs[: len(Operands._fields)]
     stream_ref, normed_ref, inverse_ref, *copy_ref = refs[-3 - join.has_copy :]
-    program, layer = pl.program_id(0), _layer(join, iteration_ref, layer_ref)
+    program, layer = rows.program(), _layer(join, iteration_ref, layer_ref)
     slot = join.scan.slot(layer) if join.scan and stacked else 0
-    x, product = rows.load(x_ref, 0), rows.load(product_ref, 0).astype(product_ref.dtype)
+    row, row_of_slot = program * rows.count, (slot * programs + program) * rows.count
+    x, product = rows.load(x_ref, row), rows.load(product_ref, row).astype(product_ref.dtype)
     vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
-    mask = _dropout_mask(join, rows, seed_ref, first_ref[0] + jnp.uint32(rows.count) * program.astype(jnp.uint32))
+    mask = _dropout_mask(join, rows, seed_ref, first_ref[0] + row.astype(jnp.uint32))
 
     s, y, normed, inverse = _sum_and_norm(join, rows, x, product, mask, vectors)
 
-    rows.store(stream_ref, 0, y if join.normed_stream else s)
+    rows.store(stream_ref, row, y if join.normed_stream else s)
     for ref in copy_ref:
-        rows.store(ref, 0, y)
-    row = (slot * pl.num_programs(0) + program) * rows.count
-    rows.store(normed_ref, row, normed)
-    triton.store(inverse_ref.at[pl.ds(row, rows.count)], inverse[:, 0])
+        rows.store(ref, row, y)
+    rows.store(normed_ref, row_of_slot, normed)
+    rows.store_factors(inverse_ref, row_of_slot, inverse)
 
 
 def forward(
@@ -247,83 +204,81 @@ def forward(
     """The stream [M,D], what the next sublayer reads, and what the backward pass does: in its slot
     of `norms`, in place, or in one that is new.
     """
-    rows = _rows(x, _FORWARD_ELEMENTS, limit=x.shape[0])
-    block = rows.spec(rows.count)
+    rows = _rows(join, x, operands, _FORWARD_ELEMENTS, limit=x.shape[0])
     copies = [jax.ShapeDtypeStruct(x.shape, join.copy_dtype)] if join.has_copy else []
     stacks = norms or (jax.ShapeDtypeStruct(x.shape, join.copy_dtype), jax.ShapeDtypeStruct(x.shape[:1], jnp.float32))
-    stream, normed, inverse, *copy = pl.pallas_call(
-        functools.partial(_forward_kernel, join, rows, norms is not None),
-        grid=(x.shape[0] // rows.count,),
-        in_specs=[block, block, *(_WHOLE for _ in (*operands, *(norms or ())))],
-        out_specs=[block, _WHOLE, _WHOLE, *(block for _ in copies)],
-        out_shape=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, *stacks)), *copies],
-        input_output_aliases={7: 1, 8: 2} if norms else {},
-        metadata=_traffic(join, x, 2, 2 + join.has_copy, join.num_vectors),
-        name="residual_forward",
-        compiler_params=_PARAMS,
-        interpret=is_interpreted(),
-    )(x, product, *operands, *(norms or ()))
+    programs = x.shape[0] // rows.count
+    stream, normed, inverse, *copy = rows.run(
+        Call(
+            functools.partial(_forward_kernel, join, rows, programs, norms is not None),
+            "residual_forward",
+            programs,
+            inputs=(x, product, *operands, *(norms or ())),
+            outputs=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, *stacks)), *copies],
+            in_place={7: 1, 8: 2} if norms else {},
+            metadata=_traffic(join, x, 2, 2 + join.has_copy, join.num_vectors),
+        )
+    )
     return stream, copy[0] if copy else stream, SavedNorm(normed, inverse)
 
 
 def _gradients(
-    join: Join, rows: _Rows, d_stream: Array, d_copy: Array | None, normed: Array, inverse: Array, scale: Array
+    join: Join, rows: Rows, d_stream: Array, d_copy: Array | None, normed: Array, inverse: Array, scale: Array
 ) -> tuple[Array, Array]:
     """The gradients of y and of s."""
     streams = ([d_stream] if join.normed_stream else []) + ([] if d_copy is None else [d_copy])
     d_y = functools.reduce(jnp.add, streams)
     scaled = d_y * scale
-    projection = jnp.sum(scaled * normed, axis=1, keepdims=True) * (1.0 / rows.width)
-    centred = scaled - jnp.sum(scaled, axis=1, keepdims=True) * (1.0 / rows.width) if join.centred else scaled
+    projection = rows.row_sums(scaled * normed) * (1.0 / rows.width)
+    centred = scaled - rows.row_sums(scaled) * (1.0 / rows.width) if join.centred else scaled
     d_s = inverse * (centred - normed * projection)
     return d_y, d_s if join.normed_stream else d_stream + d_s
 
 
-def _backward_kernel(join: Join, rows: _Rows, steps: int, ends: _Ends, d_stream_ref: Any, *refs: Any) -> None:
+def _backward_kernel(join: Join, rows: Rows, programs: int, steps: int, ends: _Ends, d_stream_ref: Any, *refs: Any) -> None:
     normed_ref, inverse_ref, vectors_ref, seed_ref, iteration_ref, layer_ref, first_ref, *also = refs
-    scan, program, layer = join.scan, pl.program_id(0), _layer(join, iteration_ref, layer_ref)
+    scan, program, layer = join.scan, rows.program(), _layer(join, iteration_ref, layer_ref)
     d_copy_ref = also.pop(0) if join.has_copy or scan else None
     read_ref = also.pop(0) if join.weight is None and not scan else None
     d_x_ref, d_product_ref, sums_ref, *made_refs = also[-3 - ends.reads(join) :]
     vectors = _vectors(rows, vectors_ref, layer, _column(join), join.num_vectors)
     slot = scan.slot(layer) if scan else 0
-    first = first_ref[0] + jnp.uint32(rows.count * steps) * program.astype(jnp.uint32)
-    row, a_slot = rows.count * steps * program, rows.count * steps * pl.num_programs(0)
+    a_slot = rows.count * steps * programs
 
     def step(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        at = number * rows.count
-        d_stream, normed = rows.load(d_stream_ref, at), rows.load(normed_ref, slot * a_slot + row + at)
-        d_copy = None if d_copy_ref is None else rows.load(d_copy_ref, at)
-        inverse = triton.load(inverse_ref.at[pl.ds(slot * a_slot + row + at, rows.count)])[:, None]
-        mask = _dropout_mask(join, rows, seed_ref, first + jnp.uint32(rows.count) * number.astype(jnp.uint32))
+        row = (program * steps + number) * rows.count
+        d_stream, normed = rows.load(d_stream_ref, row), rows.load(normed_ref, slot * a_slot + row)
+        d_copy = None if d_copy_ref is None else rows.load(d_copy_ref, row)
+        inverse = rows.load_factors(inverse_ref, slot * a_slot + row)
+        mask = _dropout_mask(join, rows, seed_ref, first_ref[0] + row.astype(jnp.uint32))
         d_weights = []
         if not ends.last:  # what came is the gradient of the next s, in which y has a weight
             y = normed * vectors[2] + vectors[1]
-            rows.store(made_refs[0], at, y)
+            rows.store(made_refs[0], row, y)
             d_weights.append(d_stream * y)
             d_stream = _next_weight(join, rows, vectors_ref, layer) * d_stream
 
         d_y, d_s = _gradients(join, rows, d_stream, d_copy, normed, inverse, vectors[2])
         d_product = _apply_dropout(join, d_s.astype(d_product_ref.dtype), mask)
 
-        rows.store(d_x_ref, at, _weight(join, vectors) * d_s if ends.first else d_s)
-        rows.store(d_product_ref, at, d_product)
+        rows.store(d_x_ref, row, _weight(join, vectors) * d_s if ends.first else d_s)
+        rows.store(d_product_ref, row, d_product)
         if ends.first and scan:
-            read = rows.load(normed_ref, (slot - 1) * a_slot + row + at)
+            read = rows.load(normed_ref, (slot - 1) * a_slot + row)
             shift, scale = _vectors(rows, vectors_ref, jnp.maximum(layer - 1, 0), scan.columns[-1] + rows.width, 2)
-            read = jnp.where(slot == 1, read, read * scale + shift)
-            rows.store(made_refs[-1], at, read)
+            read = jnp.where(jnp.broadcast_to(slot == 1, read.shape), read, read * scale + shift)
+            rows.store(made_refs[-1], row, read)
             d_weights.append(d_s * read)
         elif ends.first and join.weight is None:
-            d_weights.append(d_s * rows.load(read_ref, at))
+            d_weights.append(d_s * rows.load(read_ref, row))
         d_vectors = [d_product.astype(jnp.float32), d_y, d_y * normed]
         d_vectors += d_weights if join.weight is None else []
-        return tuple(total + jnp.sum(one, axis=0, keepdims=True) for total, one in zip(sums, d_vectors, strict=True))
+        return tuple(total + rows.column_sums(one) for total, one in zip(sums, d_vectors, strict=True))
 
     numbers = ends.sums(join)
-    sums = jax.lax.fori_loop(0, steps, step, (jnp.zeros((1, rows.padded), jnp.float32),) * len(numbers))
+    sums = jax.lax.fori_loop(0, steps, step, (rows.zeros(),) * len(numbers))
     for number, total in zip(numbers, sums, strict=True):
-        rows.store(sums_ref, number * pl.num_programs(0) + program, total)
+        rows.store(sums_ref, number * programs + program, total)
 
 
 def empty_sums(join: Join, d_stream: Float[Array, "M D"], count: int) -> Float[Array, "sums D"]:
@@ -352,26 +307,24 @@ def backward(
     """
     programs, ends = _num_programs(d_stream), _Ends.of(join, number)
     a_program = len(d_stream) // programs
-    rows = _rows(d_stream, _BACKWARD_ELEMENTS, limit=a_program)
-    block = rows.spec(a_program)
+    rows = _rows(join, d_stream, operands, _BACKWARD_ELEMENTS, limit=a_program)
     in_blocks = [one for one in (d_copy, read) if one is not None]
     inputs = (d_stream, *norms, *operands, *in_blocks, *([] if sums is None else [sums]))
     outputs = [d_stream.dtype, join.copy_dtype, *[join.copy_dtype] * ends.reads(join)]
     shapes = [jax.ShapeDtypeStruct(d_stream.shape, dtype) for dtype in outputs]
     d_sums = empty_sums(join, d_stream, 1) if sums is None else sums
     copies = len(in_blocks) + len(outputs) + bool(join.scan and ends.first)
-    d_x, d_product, sums, *made = pl.pallas_call(
-        functools.partial(_backward_kernel, join, rows, a_program // rows.count, ends),
-        grid=(programs,),
-        in_specs=[block, *(_WHOLE for _ in (*norms, *operands)), *(block for _ in in_blocks), *([] if sums is None else [_WHOLE])],
-        out_specs=[block, block, _WHOLE, *(block for _ in shapes[2:])],
-        out_shape=[*shapes[:2], jax.ShapeDtypeStruct(d_sums.shape, jnp.float32), *shapes[2:]],
-        input_output_aliases={} if sums is None else {len(inputs) - 1: 2},
-        metadata=_traffic(join, d_stream, 2, copies, programs * len(ends.sums(join)) + join.num_vectors),
-        name="residual_backward",
-        compiler_params=_PARAMS,
-        interpret=is_interpreted(),
-    )(*inputs)
+    d_x, d_product, sums, *made = rows.run(
+        Call(
+            functools.partial(_backward_kernel, join, rows, programs, a_program // rows.count, ends),
+            "residual_backward",
+            programs,
+            inputs=inputs,
+            outputs=[*shapes[:2], jax.ShapeDtypeStruct(d_sums.shape, jnp.float32), *shapes[2:]],
+            in_place={} if sums is None else {len(inputs) - 1: 2},
+            metadata=_traffic(join, d_stream, 2, copies, programs * len(ends.sums(join)) + join.num_vectors),
+        )
+    )
     return d_x, d_product, sums, made
 
 
@@ -380,12 +333,15 @@ def _num_programs(x: Array) -> int:
     return len(x) // math.gcd(len(x), _SUMMED_ROWS)
 
 
-def _rows(x: Array, elements: int, limit: int) -> _Rows:
-    """Blocks of the most rows that a program may hold of each array: a power of 2 that divides
+def _rows(join: Join, x: Array, operands: Operands, elements: int, limit: int) -> Rows:
+    """The rows that a program may hold of each array. For Triton, a power of 2 that divides
     `limit`.
     """
-    padded = pl.next_power_of_2(x.shape[1])
-    return _Rows(math.gcd(limit, max(1, elements // padded)), x.shape[1], padded)
+    width = x.shape[1]
+    if join.compiler == "mosaic":
+        starts = (operands.vectors.shape[1], *(join.scan.columns if join.scan else ()))
+        return MosaicRow(width, math.gcd(4, width // 128, *starts))
+    return TritonRows(math.gcd(limit, max(1, elements // pl.next_power_of_2(width))), width)
 
 
 def _traffic(join: Join, x: Array, streams: int, copies: int, vectors: int) -> dict[str, str]:

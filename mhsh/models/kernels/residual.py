@@ -21,16 +21,21 @@ from jaxtyping import Array, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.kernels.join import FIRST, Join, Operands, SavedNorm, backward, first_row, forward, make_join
+from mhsh.models.kernels.rows import mosaic_obstacle
+from mhsh.models.kernels.select import is_interpreted
 from mhsh.models.sublayer import Branch
 
-WIDEST = 4096  # columns of a row that the registers hold, with all that is computed of them
+
+def widest(kernels: str) -> int:
+    """The most columns of a row that registers hold, with all that is computed of them."""
+    return 1536 if kernels == "mosaic" else 4096
 
 
 def join_obstacle(config: ModelConfig) -> str:
     """The reason why the kernels cannot add to the stream of this model; empty: they can."""
-    if config.embed_dim % 128 or config.embed_dim > WIDEST:
-        return f"model.embed_dim = {config.embed_dim} is no multiple of 128 up to {WIDEST}"
-    return ""
+    if config.embed_dim % 128 or config.embed_dim > widest(config.kernels):
+        return f"model.embed_dim = {config.embed_dim} is no multiple of 128 up to {widest(config.kernels)}"
+    return mosaic_obstacle() if config.kernels == "mosaic" and not is_interpreted() else ""
 
 
 def has_copy(config: ModelConfig) -> bool:

@@ -28,7 +28,12 @@ def takes_kernels(config: ModelConfig) -> bool:
     """Whether parts of a layer that have a kernel are computed by it, on the current mesh. `auto`
     leaves them to XLA: no GPU has timed them yet.
     """
-    return config.kernels == "fused" and not mesh_obstacle()
+    return asks_for_kernels(config) and not mesh_obstacle()
+
+
+def asks_for_kernels(config: ModelConfig) -> bool:
+    """Whether `model.kernels` asks for kernels of our own."""
+    return config.kernels in ("fused", "mosaic")
 
 
 def is_interpreted() -> bool:

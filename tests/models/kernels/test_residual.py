@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mhsh.models.dropout import dropout
-from mhsh.models.kernels.residual import add_and_norm, join_obstacle
+from mhsh.models.kernels.residual import add_and_norm, join_obstacle, widest
 from mhsh.models.kernels.select import allow_interpreter
 from mhsh.models.layers import normalize
 from mhsh.models.sublayer import Branch
 from mhsh.training.sharding import put_batch
-from tests.models.kernels.compiled import NO_COMPILER, registers
+from tests.models.kernels.compiled import BY_EACH_COMPILER, NO_COMPILER, registers
 from tests.training.batches import random_batch
 from tests.training.states import fresh_state, mesh_of, train_step_of
 from tests.training.test_step import assert_close
@@ -50,11 +50,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("kernels", ["fused", "mosaic"])
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_all_gradients(tiny, error, case):
+def test_values_and_all_gradients(tiny, error, case, kernels):
     fields = {"width": 128, "shape": (2, 8), "normed_stream": True, "hidden_dropout": 0.1, **CASES[case]}
     width, shape, normed_stream = (fields.pop(name) for name in ("width", "shape", "normed_stream"))
-    config = tiny(embed_dim=width, **fields)
+    config = tiny(embed_dim=width, kernels=kernels, **fields)
     rng = np.random.default_rng(0)
     x, of_stream, of_copy, product = (jnp.asarray(rng.standard_normal((*shape, width)), jnp.float32) for _ in range(4))
     product, of_copy, read = (each.astype(config.compute_dtype) for each in (product, of_copy, x))
@@ -86,6 +87,7 @@ def test_values_and_all_gradients(tiny, error, case):
 
 def test_widths_that_are_not_covered(tiny):
     assert [width for width in (64, 128, 200, 384, 4096, 8192) if not join_obstacle(tiny(embed_dim=width))] == [128, 384, 4096]
+    assert join_obstacle(tiny(kernels="mosaic", embed_dim=4096)) == "model.embed_dim = 4096 is no multiple of 128 up to 1536"
     assert join_obstacle(tiny(embed_dim=200)) == "model.embed_dim = 200 is no multiple of 128 up to 4096"
 
 
@@ -104,22 +106,25 @@ def test_a_whole_step(make_config, residual, shape):
         "train.batch_size": 4,
     }
     after = {}
-    for kernels in ("xla", "fused"):
+    for kernels in ("xla", "fused", "mosaic"):
         config = make_config("bert", "2l8h", **overrides, **{"model.kernels": kernels})
         with allow_interpreter():
             step = train_step_of(config, shape, sgd=True)
         batch = put_batch(random_batch(config, config.train.batch_size), mesh_of(*shape))
         state, (sums, *_) = step(fresh_state(config, shape, sgd=True), batch)
         after[kernels] = jax.device_get((state.params, {name: float(each.value()) for name, each in sums.items()}))
-    assert_close(after["fused"], after["xla"], 1e-5)
+    for kernels in ("fused", "mosaic"):
+        assert_close(after[kernels], after["xla"], 1e-5)
 
 
 @pytest.mark.gpu_compile
 @pytest.mark.skipif(NO_COMPILER, reason="XLA's CUDA plugin is not installed (pip install -e '.[gpu-compile]')")
 @pytest.mark.parametrize("width", [128, 768, 1024, 4096])
 @pytest.mark.parametrize("normed_stream", [True, False])
-def test_no_register_is_spilled(tiny, width, normed_stream):
-    config = tiny(embed_dim=width, hidden_dropout=0.1, compute_dtype="bfloat16")
+@BY_EACH_COMPILER
+def test_no_register_is_spilled(tiny, width, normed_stream, kernels):
+    width = min(width, widest(kernels))
+    config = tiny(embed_dim=width, kernels=kernels, hidden_dropout=0.1, compute_dtype="bfloat16")
     x, low = (jax.ShapeDtypeStruct((16, 128, width), dtype) for dtype in ("float32", "bfloat16"))
     vectors = jax.ShapeDtypeStruct((4, width), "float32")
 
