@@ -166,7 +166,7 @@ def _report_rows(report: Mapping[str, Any]) -> dict[str, Any]:
     """The compiler's report as rows: verdict, what a GPU launches, memory, FLOPs, and a row for
     each kind of collective.
     """
-    rows = {name: report[name] for name in ("topology", "num_slices", "num_devices", "device_kind", "remat_policy")}
+    rows = {name: report[name] for name in ("topology", "num_slices", "num_devices", "device_kind", "remat_policy", "fallbacks")}
     rows |= {"verdict": _verdict(report), "compile_seconds": report["compile_seconds"]}
     rows |= {"launches_per_step": report.get("launches")}
     rows |= {"versions": {name: version for name, version in report["versions"].items() if version}}

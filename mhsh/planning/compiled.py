@@ -25,7 +25,7 @@ from mhsh.config.registry import load_files
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError, install_command
-from mhsh.models.build import build_model
+from mhsh.models.build import build_model, describe_fallbacks
 from mhsh.models.costs import step_flops
 from mhsh.planning.hlo import launches, parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, Chip, product_flops
@@ -195,6 +195,8 @@ def compile_report(
     hbm_bytes = hbm_bytes or topology.hbm_bytes
     config, boxed, shape, *_ = plan_run(config, Devices(len(devices), topology.num_slices, topology.platform, hbm_bytes), runs)
     mesh = make_mesh(shape, devices)
+    with jax.set_mesh(mesh):
+        fallbacks = describe_fallbacks(config.model)
     report: dict[str, Any] = {
         "topology": topology.name,
         "num_slices": topology.num_slices,
@@ -203,6 +205,7 @@ def compile_report(
         "mesh": dict(mesh.shape),
         "batch_size": config.train.batch_size,
         "remat_policy": config.model.remat_policy,
+        "fallbacks": fallbacks,
         "hbm_bytes": hbm_bytes,
         "versions": {name: _version(name) for name in ("jax", "jaxlib", *_COMPILERS.get(topology.platform, ()))},
         "flops": {"ledger": step_flops(config) / len(devices), "matrix_products": product_flops(config, mesh.shape)},

@@ -103,6 +103,12 @@ def test_a_given_limit_decides_what_fits(config_of, reports):
     assert not compile_report(config_of("data"), LOCAL, hbm_bytes=needed - 1)["fits"]
 
 
+def test_kernels_that_the_device_does_not_run_are_said(config_of, reports):
+    assert reports["data"]["fallbacks"] == ""
+    report = compile_report(config_of("data", **{"mesh.data": 1, "model.kernels": "fused"}), parse_topology("local:1"))
+    assert report["fallbacks"] == "model.kernels = fused: XLA computes everything, as the device is a CPU and no NVIDIA GPU"
+
+
 def test_running_out_of_memory_is_a_result():
     message = (
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
