@@ -19,10 +19,16 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from mhsh.models.kernels.select import is_interpreted
 
+HAS_MOSAIC = jax.__version_info__ >= (0, 11, 1)  # with kernels that replace their inputs
+
 
 def mosaic_obstacle() -> str:
-    """The reason why Mosaic GPU cannot compile kernels that replace their inputs; empty: it can."""
-    return "" if jax.__version_info__ >= (0, 11, 1) else f"Mosaic GPU needs jax 0.11.1, and this is {jax.__version__}"
+    """The reason why Mosaic GPU cannot compile for this GPU; empty: it can."""
+    if not HAS_MOSAIC:
+        return f"Mosaic GPU needs jax 0.11.1, and this is {jax.__version__}"
+    device = jax.devices()[0]
+    is_older = float(getattr(device, "compute_capability", 9.0)) < 9.0  # a CPU, which compiles for another device, has none
+    return f"Mosaic GPU needs an H100 or later, and this is an {device.device_kind}" if is_older else ""
 
 
 class Call(NamedTuple):

@@ -14,16 +14,15 @@ import jax
 import pytest
 
 from benchmarks.bench.compile import no_persistent_cache
-from mhsh.models.kernels.rows import mosaic_obstacle
+from mhsh.models.kernels.rows import HAS_MOSAIC
 from mhsh.planning.compiled import _devices_of, compiler_of, parse_topology
 
 NO_COMPILER = compiler_of("gpu") is None
-_NO_PTX = "" if mosaic_obstacle() else f"XLA of jax {jax.__version__} writes no PTX of Triton's kernels"
 BY_EACH_COMPILER = pytest.mark.parametrize(
     "kernels",
     [
-        pytest.param("fused", marks=pytest.mark.skipif(bool(_NO_PTX), reason=_NO_PTX)),
-        pytest.param("mosaic", marks=pytest.mark.skipif(bool(mosaic_obstacle()), reason=mosaic_obstacle())),
+        pytest.param("fused", marks=pytest.mark.skipif(HAS_MOSAIC, reason="XLA of this jax writes no PTX of Triton's kernels")),
+        pytest.param("mosaic", marks=pytest.mark.skipif(not HAS_MOSAIC, reason="Mosaic GPU needs jax 0.11.1")),
     ],
 )
 _PROPERTIES = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from mhsh.models.dropout import dropout
 from mhsh.models.kernels.residual import add_and_norm, join_obstacle, widest
+from mhsh.models.kernels.rows import mosaic_obstacle
 from mhsh.models.kernels.select import allow_interpreter
 from mhsh.models.layers import normalize
 from mhsh.models.sublayer import Branch
@@ -83,6 +85,15 @@ def test_values_and_all_gradients(tiny, error, case, kernels):
     if config.hidden_dropout:
         kept = dropout(jnp.ones((*shape, width)), config.hidden_dropout, SEED) != 0
         np.testing.assert_array_equal(of_product != 0, kept)
+
+
+def test_what_mosaic_needs(monkeypatch):
+    a100 = SimpleNamespace(compute_capability="8.0", device_kind="NVIDIA A100")  # as jax describes a GPU
+    monkeypatch.setattr("mhsh.models.kernels.rows.jax.devices", lambda: [a100])
+    monkeypatch.setattr("mhsh.models.kernels.rows.HAS_MOSAIC", True)
+    assert mosaic_obstacle() == "Mosaic GPU needs an H100 or later, and this is an NVIDIA A100"
+    monkeypatch.setattr("mhsh.models.kernels.rows.HAS_MOSAIC", False)
+    assert mosaic_obstacle() == f"Mosaic GPU needs jax 0.11.1, and this is {jax.__version__}"
 
 
 def test_widths_that_are_not_covered(tiny):
