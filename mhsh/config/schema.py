@@ -172,8 +172,8 @@ class ModelConfig(Section, frozen=True):
     kernels: Annotated[
         Literal["auto", "xla", "fused", "mosaic"],
         execution(
-            "of training: fused, mhsh's own on NVIDIA GPUs, where they cover the model; mosaic, those with another "
-            "compiler around a sublayer (H100 and later); xla; auto: xla",
+            "of training: fused, mhsh's own on NVIDIA GPUs, where they cover the model; mosaic, the same, but Mosaic GPU compiles "
+            "those around a sublayer (H100 and later); xla; auto: xla",
             since=5,
             before="auto",
         ),

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from mhsh.config.schema import Config, to_dict
 from mhsh.errors import UserError, install_command
 from mhsh.models.build import build_model, describe_fallbacks
 from mhsh.models.costs import step_flops
-from mhsh.planning.hlo import launches, parse_module, read_collectives
+from mhsh.planning.hlo import Module, launches, parse_module, read_collectives
 from mhsh.planning.roofline import CHIPS, Chip, product_flops
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
@@ -223,11 +223,14 @@ def compile_report(
     text = compiled.as_text() or ""
     if hlo_path is not None:
         hlo_path.write_text(text, encoding="utf-8")
-    memory = _memory(compiled)
+    return report | _program_figures(_memory(compiled), parse_module(text), topology, hbm_bytes)
+
+
+def _program_figures(memory: Mapping[str, int], module: Module, topology: Topology, hbm_bytes: int | None) -> dict[str, Any]:
+    """The part of `compile_report` that is read off a compiled program."""
     fits = None if hbm_bytes is None else memory["total"] <= hbm_bytes
-    module = parse_module(text)
     collectives, unknown = read_collectives(module, topology.num_devices)
-    return report | {
+    return {
         "needed_bytes": memory["total"],
         "fits": fits,
         "memory": memory,

@@ -105,7 +105,7 @@ def test_a_given_limit_decides_what_fits(config_of, reports):
 
 def test_kernels_that_the_device_does_not_run_are_said(config_of, reports):
     assert reports["data"]["fallbacks"] == ""
-    report = compile_report(config_of("data", **{"mesh.data": 1, "model.kernels": "fused"}), parse_topology("local:1"))
+    report = compile_report(config_of("data", **{"model.kernels": "fused"}), LOCAL)  # the same program
     assert report["fallbacks"] == "model.kernels = fused: XLA computes everything, as the device is a CPU and no NVIDIA GPU"
 
 

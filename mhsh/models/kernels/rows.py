@@ -134,22 +134,22 @@ class MosaicRow(NamedTuple):
         if is_interpreted():
             return _pallas_call(call)
         replaced = {output: number for number, output in call.in_place.items()}
-        new = [shape for output, shape in enumerate(call.outputs) if output not in replaced]
-
-        def outputs(refs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-            rest = iter(made)
-            return [refs[replaced[output]] if output in replaced else next(rest) for output in range(len(call.outputs))]
+        new = [output for output in range(len(call.outputs)) if output not in replaced]
+        inputs = [jax.new_ref(each) if number in call.in_place else each for number, each in enumerate(call.inputs)]
 
         def kernel(*refs: Any) -> None:
-            count = len(call.inputs)
-            call.kernel(*refs[:count], *outputs(refs, refs[count:]))
+            made = dict(zip(new, refs[len(inputs) :], strict=True))
+            made |= {output: refs[number] for output, number in replaced.items()}
+            call.kernel(*refs[: len(inputs)], *(made[output] for output in range(len(made))))
 
         kernel.__name__ = call.name
-        refs = [jax.new_ref(each) if number in call.in_place else each for number, each in enumerate(call.inputs)]
+        run = mosaic_gpu.kernel(
+            kernel, out_type=[call.outputs[output] for output in new], grid=(call.programs,), grid_names=("program",)
+        )
         with set_xla_metadata(**call.metadata):
-            made = mosaic_gpu.kernel(kernel, out_type=new, grid=(call.programs,), grid_names=("program",))(*refs)
-        frozen = [jax.freeze(ref) if number in call.in_place else None for number, ref in enumerate(refs)]
-        return outputs(frozen, made)
+            made = dict(zip(new, run(*inputs), strict=True))
+        made |= {output: jax.freeze(inputs[number]) for output, number in replaced.items()}
+        return [made[output] for output in range(len(made))]
 
     def program(self) -> Array:
         return pl.program_id(0) if is_interpreted() else jax.lax.axis_index("program")
