@@ -41,7 +41,12 @@ def title(comparison: Comparison, prefix: str = "") -> str:
     if not trained:
         if any(group.trained_members for group in groups):
             return f"{prefix}No run has a {comparison.measure.name} after its last step"
-        return f"{prefix}{'No run has trained' if any(group.untrained_members for group in groups) else 'No run has finished'} yet"
+        if any(group.untrained_members for group in groups):
+            return f"{prefix}No run has trained yet"
+        choosing = [name for _, choice in _choices(groups) for name in choice.choosing]
+        if ended := sum(choice.trials for _, choice in _choices(groups)):
+            return f"{prefix}No run that is compared has finished yet; {ended} of {len(choosing)} choosing runs have"
+        return f"{prefix}No run has finished yet"
     best = (min if comparison.measure.lower_is_better else max)(trained, key=lambda place: trained[place].mean)
     rivals = [place for place in trained if place != best and comparison.baseline in (best, place)]
     rivals = [place for place in rivals if _finding_between(comparison, best, place).difference is not None]
