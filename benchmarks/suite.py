@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mhsh.bench.results import read, show
+import msgspec
+
+from mhsh.bench.results import BenchResults, show
 from mhsh.cluster.signals import StopSignals
 from mhsh.errors import UserError
 from mhsh.storage.files import read_object, write_new
@@ -270,7 +272,7 @@ def _run_chosen(folder: Path, chosen: Sequence[Stage]) -> int:
     for stage in done:
         if not stage.is_run:
             print(f"\n{stage.name}: {stage.what}")
-            show(read(str(folder / f"{stage.name}.json")))
+            show(msgspec.json.decode((folder / f"{stage.name}.json").read_bytes(), type=BenchResults))
     if stopped is not None:
         print(f"stopped; the same command goes on: {len(done)} of {len(chosen)} stages are done")
         return 128 + stopped

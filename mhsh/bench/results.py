@@ -1,5 +1,5 @@
-"""The JSON file of a bench (its fields, how it is written and read, the intervals in it) and its
-table in a terminal. Imports no jax.
+"""The JSON file of a bench (its fields, how it is written, the intervals in it) and its table in a
+terminal. Imports no jax.
 
 All times are in seconds. What a kind of bench does not measure is null.
 """
@@ -10,42 +10,28 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from rich.console import Console
 from rich.table import Column, Table
 
-from mhsh.errors import UserError
-from mhsh.storage.files import read_object, write_new
+from mhsh.storage.files import write_new
 from mhsh.text import quantity, timing
 
-FORMAT = 1
 WIDTH = 100  # columns of the table, unless the terminal has more
 
 CONFIDENCE = 0.95
 
-SMALLEST, LARGEST = 1e-300, 1e300  # of numbers above 0 whose 1 / x is finite too
-
-NonNegative = Annotated[float, Meta(ge=0, lt=LARGEST)]
-Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-PositiveInt = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
-
 
 class Interval(Struct, frozen=True):
-    """A median, and an interval that holds the true median with probability `confidence`. Raises
-    ValueError where the median lies outside its interval.
-    """
+    """A median, and an interval that holds the true median with probability `confidence`."""
 
-    median: NonNegative
-    low: NonNegative
-    high: NonNegative
-    confidence: Annotated[float, Meta(gt=0, le=1)]  # at least CONFIDENCE, or that of the whole range of too few values
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.median <= self.high:
-            raise ValueError("the median lies outside its interval")
+    median: float
+    low: float
+    high: float
+    confidence: float  # at least CONFIDENCE, or that of the whole range of too few values
 
     def scale(self, factor: float) -> Interval:
         """The interval times a factor above 0."""
@@ -88,13 +74,13 @@ class CandidateResult(Struct, kw_only=True):
     config: str  # whose shape and batch it has: config or against
     implementation: str  # mhsh, or the peer
     dtype: str | None = None  # of its matrix products
-    devices: PositiveInt
+    devices: int
     remat_policy: str | None = None  # of mhsh: what `auto` became; no meaning in inference and decode
     parameters: int | None = None
     omega: int | None = None  # how many of them are Admin's, which peers do not have
     flops: float | None = None  # of one repetition: matrix products by formula, without recomputation
-    memory: dict[str, Count] | None = None  # bytes a device; mhsh: arguments, temporaries, peak by XLA; CUDA peers: peak by torch
-    work: PositiveInt  # units of one repetition
+    memory: dict[str, int] | None = None  # bytes a device; mhsh: arguments, temporaries, peak by XLA; CUDA peers: peak by torch
+    work: int  # units of one repetition
     repetitions: int = 0  # in a turn
     turns: list[list[float]] = []  # a list a round: time of each repetition, or (train) their mean alone
     cpu: list[float] = []  # CPU seconds of a repetition, a number a round: all threads, and children that have ended
@@ -105,10 +91,6 @@ class CandidateResult(Struct, kw_only=True):
     flops_per_second: float | None = None  # of one device
     share_of_matmul: float | None = None  # that over the ceiling
     share_of_peak: float | None = None  # that over peak_flops
-
-    def __post_init__(self) -> None:
-        if min(self.seconds.low, self.time_ratio.low if self.time_ratio else 1.0) < SMALLEST:
-            raise ValueError("seconds and time_ratio must be above 0")
 
     @property
     def memory_bytes(self) -> int | None:
@@ -123,15 +105,7 @@ class SettingResults(Struct):
     """All candidates in one setting, in the order of their turns."""
 
     setting: dict[str, Any]  # batch and length (train, inference), or what else the kind varies
-    candidates: Annotated[list[CandidateResult], Meta(min_length=1)]
-
-    def __post_init__(self) -> None:
-        names = [candidate.name for candidate in self.candidates]
-        for candidate in self.candidates:
-            if names.count(candidate.name) > 1:
-                raise ValueError(f"has {candidate.name} more than once")
-            if candidate.baseline is not None and candidate.baseline not in names:
-                raise ValueError(f"has no {candidate.baseline}, the baseline of {candidate.name}")
+    candidates: list[CandidateResult]
 
 
 class CeilingResult(Struct):
@@ -147,7 +121,7 @@ class CeilingResult(Struct):
 class BenchResults(Struct, kw_only=True):
     """A whole file."""
 
-    format: int = FORMAT
+    format: int = 1
     kind: str  # train, inference, compile, input or decode
     unit: str = ""  # of work: token (train, inference, input), program (compile), target token (decode)
     # Versions, git_revision, devices and processes as in a run.json; cores that the process may
@@ -158,23 +132,7 @@ class BenchResults(Struct, kw_only=True):
     configs: dict[str, dict[str, Any]]  # config and against, as config.json has them
     ceilings: dict[str, CeilingResult] = {}  # by name; none where the kind measures none
     peak_flops: float | None = None  # FLOP/s of a device by its data sheet (bf16); null for other dtypes and devices
-    cells: Annotated[list[SettingResults], Meta(min_length=1)]  # one for each setting
-
-
-def read(path: str) -> BenchResults:
-    """The results of any kind of bench. Raises UserError where the file cannot be read, is of
-    another format, or is damaged.
-    """
-    content = read_object(path)
-    if not {"format", "kind", "cells"} <= content.keys():
-        raise UserError(f"{path} is not a result of mhsh bench; give what mhsh bench --out wrote")
-    if content["format"] != FORMAT:
-        raise UserError(f"{path} has format {content['format']!r}, and this mhsh reads format {FORMAT}; measure again")
-    try:
-        return msgspec.convert(content, BenchResults)
-    except msgspec.ValidationError as error:
-        reason, _, where = str(error).partition(" - at `$")
-        raise UserError(f"{path} is damaged: {where.strip('.`')}: {reason}; measure again with mhsh bench") from error
+    cells: list[SettingResults]  # one for each setting
 
 
 def write(results: BenchResults, out: str) -> None:
