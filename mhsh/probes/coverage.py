@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from mhsh.config.schema import ModelConfig
@@ -98,9 +97,9 @@ def coverage(config: ModelConfig, params: Any, batch: Batch) -> dict[str, dict[s
     return result
 
 
-def _sow_figures(example: Batch, module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    result = call(*args)
-    if isinstance(module, MultiHeadAttention) and method == "_softmax":
+def _sow_figures(example: Batch, call: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], context: Any) -> Any:
+    result, module = call(*args, **keywords), context.module
+    if isinstance(module, MultiHeadAttention) and context.method_name == "_softmax":
         # Computed again in fp32: the model's own weights may be rounded.
         weights = jax.nn.softmax(args[0], axis=-1)
         real = non_padding(example, module.path[0])

@@ -93,9 +93,10 @@ def _gate_additions(outputs: list[tuple[str, Array]]) -> Callable[..., Any]:
     through the gates and down the stream. It appends the output of each stack to `outputs`.
     """
 
-    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        if method != "__call__":
-            return call(*args)
+    def interceptor(call: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], context: Any) -> Any:
+        module = context.module
+        if context.method_name != "__call__":
+            return call(*args, **keywords)
         if isinstance(module, Residual):
             stream, sublayer = args[:2]
             branch = _gate(module, "branch")
@@ -108,7 +109,7 @@ def _gate_additions(outputs: list[tuple[str, Array]]) -> Callable[..., Any]:
             y = call(_gate(module, "input") * jax.lax.stop_gradient(args[0]), *args[1:])
             outputs.append((_STACKS[type(module)], y))
             return y
-        return call(*args)
+        return call(*args, **keywords)
 
     return interceptor
 

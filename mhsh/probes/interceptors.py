@@ -25,17 +25,19 @@ PROBE = "probe"
 # The layers of each stack. The scan over them is a derived class and does not count.
 STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
 
-# Called in place of every method of every module, with the module, the method's name, the method
-# and its arguments. Its result replaces the method's.
-Interceptor = Callable[[nn.Module, str, Callable[..., Any], tuple[Any, ...]], Any]
+# As flax calls it in place of every method of every module: with the method, its arguments (the
+# model's own methods have no keywords), and a context that has the module and the method's name.
+# Its result replaces the method's.
+Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...], Any], Any]) -> Interceptor:
     """Replaces the result of modules of `types` by `function` of module, arguments and result."""
 
-    def interceptor(module: nn.Module, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        result = call(*args)
-        return function(module, args, result) if method == "__call__" and type(module) in types else result
+    def interceptor(call: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], context: Any) -> Any:
+        result = call(*args, **keywords)
+        is_meant = context.method_name == "__call__" and type(context.module) in types
+        return function(context.module, args, result) if is_meant else result
 
     return interceptor
 
@@ -59,7 +61,7 @@ def run_intercepted(
     config, variables = model.config, {"params": params}
     if perturbations is not None:
         variables[PROBE] = _reshape_layers(perturbations, config, lambda passed: (config.loops, -1, *passed.shape[1:]))
-    with nn.intercept_methods(_flax_interceptor(interceptor)):
+    with nn.intercept_methods(interceptor):
         outputs, written = cast(Any, model.apply(variables, batch, None, mutable=[PROBE]))
     return outputs, _reshape_layers(written.get(PROBE, {}), config, lambda passed: (-1, *passed.shape[2:]))
 
@@ -86,12 +88,3 @@ def map_examples(function: Callable[[Batch], Any], batch: Batch) -> Any:
     """Stacks `function` of each example, as a batch of one: only its values are in memory."""
     examples = {key: jnp.asarray(value)[:, None] for key, value in batch.items()}
     return jax.lax.map(function, examples)
-
-
-def _flax_interceptor(interceptor: Interceptor) -> Callable[..., Any]:
-    def intercept(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        if kwargs:  # a method of flax: the model's own are called with positional arguments
-            return method(*args, **kwargs)
-        return interceptor(context.module, context.method_name, method, args)
-
-    return intercept
