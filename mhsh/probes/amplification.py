@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 from msgspec.structs import replace
 from scipy import stats
 
@@ -104,14 +104,15 @@ def fresh_amplification(
     optimiser does not depend on them either. Biases (0 at the start), LayerNorms, omega, alpha and
     embeddings do not change. A profiled omega is profiled on `batch`.
     """
-    arrays = dict(batch)
-    fresh, profile, output = _programs(config)
-    profiled = is_profiled(config)
+    arrays, model = dict(batch), build_model(config)
+    fresh = jax.jit(lambda key, batch: nn.unbox(model.init(key, batch, None))["params"])
+    profile = jax.jit(lambda params, batch: set_omega(params, profile_omega(config, params, batch)))
+    output = jax.jit(functools.partial(_encoder_output, plain_model(config)))
     changes = []
     for draw in range(num_draws):
         # The device's own random bits compile in half the time.
         params = fresh(jax.random.key(seed + draw, impl="rbg"), arrays)
-        params = profile(params, arrays) if profiled else params
+        params = profile(params, arrays) if is_profiled(config) else params
         changed = add_noise(params, scales, noise, np.random.default_rng((seed, draw)))
         outputs = output(params, arrays), output(changed, arrays)
         changes.append(mean_square(*outputs, non_padding(batch, "encoder")))
@@ -139,19 +140,6 @@ def plain_deviations(config: ModelConfig, batch: Batch) -> Scales:
     init = jax.jit(lambda: nn.unbox(build_model(plain).init(jax.random.key(0), batch, None))["params"]["encoder"]["layers"])
     layers = init()
     return {name: {kernel: float(jnp.std(leaf)) for kernel, leaf in layers[name].items()} for name in SUBLAYERS["encoder"]}
-
-
-@functools.lru_cache(maxsize=4)
-def _programs(config: ModelConfig) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """Compiled: fresh parameters; parameters with omega profiled; the encoder's output."""
-
-    def fresh(key: Key[Array, ""], batch: Batch) -> Any:
-        return nn.unbox(build_model(config).init(key, batch, None))["params"]
-
-    def profile(params: Any, batch: Batch) -> Any:
-        return set_omega(params, profile_omega(config, params, batch))
-
-    return jax.jit(fresh), jax.jit(profile), jax.jit(functools.partial(_encoder_output, plain_model(config)))
 
 
 def _encoder_output(model: Model, params: Any, batch: Batch) -> Float[Array, "B T D"]:
