@@ -143,7 +143,7 @@ def _add_rows(table: Table, path: str, columns: Sequence[Mapping[str, Any]]) -> 
 def _form(path: str) -> Callable[[Any], str]:
     """The format of a figure, by the unit in its name."""
     units = {"bytes": _size, "seconds": timing, "hours": "{:,.1f}".format, "mfu": "{:.0%}".format}
-    units |= {"closed": "{:.3f}".format, "dollars": "${:,.2f}".format}
+    units["dollars"] = "${:,.2f}".format
     return next((form for unit, form in units.items() if unit in path), _count)
 
 

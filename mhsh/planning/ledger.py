@@ -10,8 +10,6 @@ import jax
 from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.models.costs import parameter_counts, row_flops, row_tokens, step_flops
-from mhsh.models.schemes import closed_form_omega
-from mhsh.models.types import decoder_stack, encoder_stack
 from mhsh.planning.compiled import Topology
 from mhsh.training.activations import replace_policy
 from mhsh.training.memory import USABLE_SHARE, candidates, device_bytes, footprint
@@ -35,7 +33,6 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     policies = candidates(platform, shape)
     memory = {name: footprint(replace_policy(config, name), plan.boxed, shape) for name in dict.fromkeys((policy, *policies))}
     flops = row_flops(config)
-    stacks = [encoder_stack(model), decoder_stack(model)][: 1 + bool(model.num_decoder_layers)]
     return {
         "shape": shape_in_words(model),
         "residual": model.residual,
@@ -55,11 +52,6 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "cells_that_fit_together": int(USABLE_SHARE * (hbm_bytes or 0) // memory[policy].total) if num_devices == 1 else 0,
         "refused": plan.refusal,
         "total_bytes_by_remat_policy": {name: memory[name].total for name in policies},
-        "omega_closed": {
-            f"{stack.name} {rule}": closed_form_omega(rule, stack.num_sublayers)
-            for stack in stacks
-            for rule in ("closed_log", "closed_one")
-        },
     }
 
 

@@ -76,8 +76,7 @@ def one_policy(monkeypatch):
 @pytest.mark.usefixtures("one_policy")
 def test_an_encoder_beside_a_translation_model(capsys):
     assert main(["plan", "--config=bert:2l8h", "--config=translation:tiny"]) == 0
-    out = capsys.readouterr().out
-    assert "  decoder " in out and "decoder closed one" in out
+    assert "  decoder " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("one_policy")
