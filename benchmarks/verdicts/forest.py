@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mhsh.report.build import PER_PARAMETER
 from mhsh.report.figure_files import figure_bytes, figure_style
+from mhsh.report.figures import forest_figure
 from mhsh.report.report import MARK, Column, Report, Row, Table, TableCell
-from mhsh.report.table_figures import forest_figure
 
 # By stage, its shape of one head a layer, and what the picture calls the stage.
 STAGES = {

@@ -1,7 +1,8 @@
-"""The figures of curves and points, drawn inside `figure_style`."""
+"""The figures of a report, drawn inside `figure_style`: curves, points, differences and maps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,13 +14,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from mhsh.report.curves import Line, difference_lines, group_lines
-from mhsh.report.figure_files import COLUMN, PAGE, CurveStyle, add_legend, curve_style, log_ticks
-from mhsh.report.report import Curves, Points
-from mhsh.text import count
+from mhsh.report.figure_files import COLUMN, INK, LINE, PAGE, CurveStyle, add_legend, curve_style, log_ticks
+from mhsh.report.report import CurveGroup, Curves, Points, Report, Table, TableCell
+from mhsh.text import count, shorten, shorten_all
 
 _MOST_NAMED = 14  # groups; of more, the first ones have a colour and the others are grey
 _GREY = "#8A8A8A"
 _START = 10  # one row of so many at the start of a line, which may be steep, may leave the y-axis
+_ROW = 0.19  # inches, of a table
+_NAME = 34  # characters
 
 
 def curves_figure(curves: Curves, width: float = PAGE) -> Figure:
@@ -125,3 +128,64 @@ def _draw_panel(axes: Axes, lines: Mapping[int, Sequence[Line]], styles: Sequenc
 
 def _sample(style: CurveStyle) -> Line2D:
     return Line2D([], [], color=style.color, linestyle=style.linestyle, marker=style.symbol)
+
+
+def forest_figure(report: Report, width: float = PAGE) -> Figure:
+    """The difference of every group to its baseline with its interval, section by section, beside
+    zero and the band of the margin. An interval that is cut goes on.
+    """
+    low, high = report.bounds
+    drawn = [(table, row, row.full_cells[table.forests[0]]) for table in report.results for row in table.rows]
+    drawn = [each for each in drawn if each[2].value is not None]
+    names, shared = shorten_all([row.full_cells[0].text for _, row, _ in drawn], _NAME)
+    lines: list[tuple[str, int | None, TableCell | None]] = []
+    for table in report.results:
+        lines += [(shorten(table.section, _NAME), None, None)] * (len(report.results) > 1)
+        of_table = [(name, row.group, cell) for name, (source, row, cell) in zip(names, drawn, strict=True) if source is table]
+        lines += [(f"{name} {cell.mark}".strip(), group, cell) for name, group, cell in of_table]
+    figure = Figure(figsize=(width, 0.6 + _ROW * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    if report.margin:
+        axes.axvspan(-report.margin, report.margin, color=LINE, alpha=0.5, linewidth=0)
+    axes.axvline(0.0, color=INK, linewidth=0.6)
+    for at, (_, group, cell) in enumerate(lines):
+        if cell is not None and cell.value is not None:
+            curve = report.curves.groups[group] if report.curves is not None and group is not None else CurveGroup("", ())
+            style = curve_style(curve.color, curve.variant)
+            if cell.note:
+                ends = [low - high if cell.low is None else cell.low, high - low if cell.high is None else cell.high]
+                axes.plot(ends, [at, at], color=style.color)
+            axes.plot([cell.value], [at], style.symbol, color=style.color)
+    room = 0.04 * (high - low)
+    axes.set_xlim(low - room, high + room)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_yticks(range(len(lines)), [name for name, *_ in lines], parse_math=False)
+    for label, (_, _, cell) in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if cell is None else "normal")
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("difference to the baseline, with its 95 % interval")
+    if shared:
+        axes.set_title(f"names without: {shared}", loc="left", parse_math=False)
+    return figure
+
+
+def map_figure(table: Table, width: float = PAGE) -> Figure:
+    """A map of losses: the best of each row is darkest."""
+    cells = [row.full_cells[1:] for row in table.rows]
+    names, shared = shorten_all([row.full_cells[0].text for row in table.rows], _NAME)
+    figure = Figure(figsize=(width, 0.7 + _ROW * len(cells)), layout="constrained")
+    axes = figure.subplots()
+    heat = np.array([[math.nan if cell.heat is None else 1 - cell.heat for cell in row] for row in cells])
+    axes.pcolormesh(heat, cmap="Blues", vmin=0.0, vmax=2.2, edgecolor="white", linewidth=0.5)
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            weight = "bold" if cell.mark else "normal"
+            axes.text(x + 0.5, y + 0.5, cell.text, ha="center", va="center", fontsize=7, fontweight=weight)
+    axes.set_xticks(np.arange(len(cells[0])) + 0.5, [column.name for column in table.columns[1:]])
+    axes.set_yticks(np.arange(len(cells)) + 0.5, names, parse_math=False)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.set_title(f"{table.title}; names without: {shared}" if shared else table.title, parse_math=False)
+    return figure

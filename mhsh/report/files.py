@@ -18,11 +18,10 @@ from matplotlib.figure import Figure
 from mhsh.config.recorded import WRITER
 from mhsh.errors import UserError
 from mhsh.report.figure_files import TEXT, figure_bytes, figure_style, pdf_bytes
-from mhsh.report.figures import curves_figure, points_figure
+from mhsh.report.figures import curves_figure, forest_figure, map_figure, points_figure
 from mhsh.report.html import to_html
 from mhsh.report.markdown import report_to_markdown
 from mhsh.report.report import MARK, Report, Row, Table
-from mhsh.report.table_figures import forest_figure, map_figure
 from mhsh.report.tex import report_to_tex
 from mhsh.storage.files import make_folder, write_atomically
 from mhsh.storage.questions import is_file
