@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
@@ -29,15 +29,6 @@ REST = 4.0  # times the last computation, before the next one: watching takes at
 # because it may be forwarded.
 _OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 
-_Files = tuple[tuple[str, int, Any], ...]  # name, bytes, when it changed
-
-
-class Snapshot(NamedTuple):
-    """One state of the report."""
-
-    page: bytes
-    tag: str  # of this page
-
 
 class LiveReport:
     """The newest report on run folders that may still change. Safe to use from several threads."""
@@ -52,10 +43,10 @@ class LiveReport:
         self._lock = threading.Lock()
         self._seen: Any = None  # the files of every run, and what is refused
         self._rest_until = 0.0
-        self._newest: Snapshot | None = None
+        self._newest: bytes | None = None  # its page
 
-    def newest(self) -> Snapshot:
-        """The report on what the folders hold now, or held a moment ago if it was just computed.
+    def newest(self) -> bytes:
+        """The page of what the folders hold now, or held a moment ago if it was just computed.
         Raises UserError or OSError as `compute`.
         """
         with self._lock:
@@ -68,14 +59,13 @@ class LiveReport:
             files = {str(path): _files(path) for path in folders}, refused
             if self._newest is None or files != self._seen:
                 start = time.monotonic()
-                page = to_html(self._compute(), live=True)
-                self._newest, self._seen = Snapshot(page, f'"{hashlib.sha256(page).hexdigest()}"'), files
+                self._newest, self._seen = to_html(self._compute(), live=True), files
                 end = time.monotonic()
                 self._rest_until = end + self._rest * (end - start)
             return self._newest
 
 
-def _files(folder: epath.Path) -> _Files:
+def _files(folder: epath.Path) -> tuple[tuple[str, int, Any], ...]:
     """Name, size and time of every file in a folder; empty if it does not exist (yet)."""
     if not is_dir(folder):
         return ()
@@ -126,12 +116,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/":
             return self._tell(HTTPStatus.NOT_FOUND, "the report is at /")
         try:
-            snapshot = server.report.newest()
+            page = server.report.newest()
         except (UserError, Unavailable, OSError) as error:
             return self._tell(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        if self.headers.get("If-None-Match") == snapshot.tag:
-            return self._answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", b"", snapshot.tag)
-        return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", snapshot.page, snapshot.tag)
+        tag = f'"{hashlib.sha256(page).hexdigest()}"'
+        if self.headers.get("If-None-Match") == tag:
+            return self._answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", b"", tag)
+        return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page, tag)
 
     def _tell(self, status: HTTPStatus, sentence: str) -> None:
         self._answer(status, "text/plain; charset=utf-8", sentence.encode(errors="replace"))
