@@ -162,11 +162,6 @@ class Curves:
     view: str = GROUPS
     notes: tuple[str, ...] = ()
 
-    @property
-    def group_of(self) -> dict[int, int]:
-        """The place of every run's group."""
-        return {run: place for place, group in enumerate(self.groups) for run in group.runs}
-
 
 @dataclasses.dataclass(frozen=True)
 class Point:
