@@ -50,7 +50,8 @@ def groups_tables(sections: Sequence[ReportSection]) -> list[Table]:
     """The table of each section: the primary measure of every group, its difference to the
     baseline, and the tokens that it took. All have the columns that hold something in one of them.
     """
-    fields = list(dict.fromkeys(field for section in sections for field in _tuned_fields(section)))
+    tuned = dict.fromkeys(choice.over for section in sections for choice in section.comparison.experiment.choices)
+    fields = [path.split(".")[1] for path in tuned]
     measures = list(dict.fromkeys(section.comparison.measure.name for section in sections))
     tables = [_groups_table(section, fields, measures) for section in sections]
     headings = {column.name for table in tables for column in table.drop_empty_columns().columns}
@@ -117,11 +118,6 @@ def _ratio_cell(finding: Finding | None, axis: str) -> str | TableCell:
     """How many times as much of an axis as the baseline it took to equal loss."""
     ratio = finding.ratios.get(axis) if finding is not None else None
     return _estimate_cell(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""
-
-
-def _tuned_fields(section: ReportSection) -> list[str]:
-    """The field of --over, if there is one."""
-    return [choice.over.split(".")[1] for choice in section.comparison.experiment.choices[:1]]
 
 
 def _best_cell(group: Group, field: str) -> str | TableCell:

@@ -81,13 +81,7 @@ _OWN_ROWS = ("data seed (split, order, masking)", "start", "training seed", "mes
 _DATA_SEEDS = "data seeds"
 # What another data seed changes.
 _FOLLOW_THE_SEED = ("data", "order of the data (batches at equal steps)", "validation batches")
-
-# Config fields beside those of `data` that change which batches a run has.
-_OF_BATCHES = ("train.batch_size", "train.accumulation_steps", "train.eval_batches")
 _TOKENS = "tokens seen"
-
-# Asked for: a field whose `auto` becomes something else when a run starts. run.json says what ran.
-_ASKED_FOR = "model.remat_policy"
 
 
 def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence[str] = DEFAULT_TREATMENT) -> tuple[Condition, ...]:
@@ -108,7 +102,9 @@ def find_conditions(groups: Sequence[Sequence[RecordedRun]], treatment: Sequence
         return row(what, effect, lambda run: run.recorded(*keys))
 
     def settings(what: str) -> Condition:
-        return row(what, _settings_effect(what), lambda run: _settings(run.config, what, (*treatment, _ASKED_FOR)))
+        # `auto` becomes another remat policy when a run starts, and run.json says what ran.
+        without = (*treatment, "model.remat_policy")
+        return row(what, _settings_effect(what), lambda run: _settings(run.config, what, without))
 
     rows = [
         record("data", Effect.LOSS, "data", "fingerprint"),
@@ -178,7 +174,8 @@ def unequal_conditions(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
         ours, theirs = flatten(one.config), flatten(other.config)
         differing = [path for path in ours if ours[path] != theirs.get(path) and path not in SEEDS]
         meant = [_TOKENS] if "train.num_steps" in differing else []
-        if any(path.startswith("data.") or path in _OF_BATCHES for path in differing):
+        of_batches = ("data.", "train.batch_size", "train.accumulation_steps", "train.eval_batches")
+        if any(path.startswith(of_batches) for path in differing):
             meant += [_TOKENS, *_FOLLOW_THE_SEED]
         unit = unit_mismatch([*one.runs, *other.runs])
         unequal = fairness(other, one, (SHAPE, *differing)).unequal
