@@ -44,11 +44,8 @@ def median_interval(values: Sequence[float]) -> Interval:
     Of n sorted values, the k-th smallest and the k-th largest enclose the true median with
     probability 1 - 2 P(Binomial(n, 1/2) < k), for any distribution (David and Nagaraja 2003, Order
     Statistics, section 7.1). k is the largest for which this is at least CONFIDENCE, and 1 where
-    there is none: five values give 93.75 %, six 96.9 %. Raises ValueError where there are no
-    values.
+    there is none: five values give 93.75 %, six 96.9 %.
     """
-    if not values:
-        raise ValueError("no values, no median")
     ordered, n = sorted(values), len(values)
     k = max([k for k in range(1, (n + 1) // 2 + 1) if coverage(n, k) >= CONFIDENCE], default=1)
     return Interval(statistics.median(ordered), ordered[k - 1], ordered[n - k], coverage(n, k))

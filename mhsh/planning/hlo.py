@@ -63,9 +63,7 @@ class Module(NamedTuple):
 
 
 def parse_module(text: str) -> Module:
-    """The computations of `compiled.as_text()`. Raises ValueError where the text has no entry
-    computation.
-    """
+    """The computations of `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     entry = name = ""
     instructions: dict[str, Instruction] = {}
@@ -80,8 +78,6 @@ def parse_module(text: str) -> Module:
             instruction = _instruction(match, line)
             instructions[instruction.name] = instruction
             root = instruction if match[1] else root
-    if not entry:
-        raise ValueError("the text is not that of an HLO module: it has no ENTRY computation")
     return Module(computations, entry)
 
 
