@@ -2,8 +2,8 @@
 
   python -m benchmarks.verdicts.coverage   # docs/development/verdicts.md has the tables in short
 
-Takes two minutes on one core. Prints Markdown: candidates for the interval, its coverage, wrong
-verdicts among equal groups, and differences of tuned losses.
+Takes two minutes on one core. Prints Markdown: the coverage of the interval, wrong verdicts among
+equal groups, and differences of tuned losses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from mhsh.verdict.estimate import WIDENING, Doubt, Estimate, Replicate, differen
 from mhsh.verdict.tuning import find_optimum, rates_to_add
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-Interval = tuple[np.ndarray, np.ndarray]  # low and high, [simulations]
 SEEDS = (2, 3, 4, 5, 7, 10)
 SKEW = 0.8  # of a lognormal; Student's 95 % intervals then cover 0.92, 0.88, 0.86 with 2, 3, 5 seeds
 FAR = 20.0  # deviations between the runs that trained and the others
@@ -66,24 +65,6 @@ def student(ours: np.ndarray, theirs: np.ndarray, paired: bool) -> tuple[np.ndar
         return (ours - theirs).mean(axis=1), (ours - theirs).std(axis=1, ddof=1) / math.sqrt(seeds), seeds - 1
     error = np.sqrt((ours.var(axis=1, ddof=1) + theirs.var(axis=1, ddof=1)) / seeds)
     return ours.mean(axis=1) - theirs.mean(axis=1), error, seeds - 1
-
-
-def t_interval(values: np.ndarray, width: float) -> Interval:
-    """Student's interval of a mean, `width` times as wide, of [simulations, seeds]."""
-    seeds, mean = values.shape[1], values.mean(axis=1)
-    half_width = width * stdtrit(seeds - 1, 0.975) * values.std(axis=1, ddof=1) / math.sqrt(seeds)
-    return mean - half_width, mean + half_width
-
-
-WIDTHS = (1.0, 1.4, WIDENING, 2.0)  # times Student's
-
-
-def candidate(width: float, count: int = 4000) -> Iterator[str]:
-    """The coverage of all noises."""
-    for noise, seeds in itertools.product(SMOOTH, (3, 5, 10)):
-        values, _ = draw(np.random.default_rng(seeds), noise, (count, seeds))
-        low, high = t_interval(values, width)
-        yield f"{np.mean((low <= 0) & (high >= 0)):.3f}"
 
 
 def verdict(ours: np.ndarray, trained: np.ndarray, theirs: np.ndarray, their_trained: np.ndarray, paired: bool) -> Estimate | float:
@@ -206,11 +187,6 @@ def tuning(
     return [*np.mean(rows, axis=0).tolist(), 1 - len(rows) / count]
 
 
-def candidate_rows() -> Iterator[Sequence[str]]:
-    for width in WIDTHS:
-        yield f"t, {width:g} times as wide", *candidate(width)
-
-
 def coverage_rows(count: int = 4000) -> Iterator[Sequence[str]]:
     for noise, paired in itertools.product(NOISES, (True, False)):
         found = [coverage(noise, seeds, paired, count) for seeds in SEEDS]
@@ -243,13 +219,6 @@ def tuning_rows() -> Iterator[Sequence[str]]:
 
 
 TABLES: tuple[tuple[str, str, Sequence[str], Callable[[], Iterator[Sequence[str]]]], ...] = (
-    (
-        "Which interval",
-        "Coverage of nominal 95 % intervals of a mean over 3, 5 and 10 seeds. `skewed` is a lognormal with sigma "
-        f"{SKEW}, shifted to mean 0.",
-        ["interval", *(f"{noise}, {seeds}" for noise in SMOOTH for seeds in (3, 5, 10))],
-        candidate_rows,
-    ),
     (
         "Coverage of a difference",
         "The baseline is normal with a quarter of the deviation, so that little hides the noise of the other group. Runs that "
