@@ -225,11 +225,6 @@ def test_the_tuned_field_is_meant_to_differ_whatever_the_treatment_is(tmp_path):
     assert "24x1 admin: A fair comparison: only the head grouping differs." in sentences(comparison)
 
 
-def test_a_shape_that_trains_at_no_rate_has_no_verdict(tmp_path):
-    comparison = judge([rates(tmp_path / "s", lambda rate, heads, seed: NAN if heads == 1 else 2.0 + rate + seed / 99)], over="lr")
-    assert title(comparison).startswith("No verdict: at no learning_rate did all choosing runs of 24x1 admin train")
-
-
 def test_what_has_ended_is_said_where_the_choosing_runs_alone_have(tmp_path):
     """They choose among four rates for two shapes, by two seeds."""
     sweep = rates(tmp_path / "s", valley(0.004))
