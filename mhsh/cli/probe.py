@@ -109,15 +109,14 @@ def run(
 def _write(document: dict[str, Any], out: Path) -> None:
     """Writes the JSON, and the tables and pictures beside it, and prints the tables."""
     # What draws takes a second to import; `mhsh probe --help` does not need it.
-    from mhsh.report.files import write as write_bytes
     from mhsh.report.markdown import to_markdown
-    from mhsh.report.probes import picture, print_tables, tables
+    from mhsh.report.probes import AUTHOR, picture, print_tables, tables
 
     write_new(out, to_json(document, indent=1) + "\n")
     page, pictures, shown = out.with_suffix(".md"), [out.with_suffix(suffix) for suffix in PICTURES], tables(document)
     for path in pictures:
-        write_bytes(path, picture(document, path.suffix[1:]))
-    write_bytes(page, to_markdown([], {pictures[0].name: f"mhsh probe {document['kind']}"}, shown, "written by mhsh probe"))
+        write_new(path, picture(document, path.suffix[1:]))
+    write_new(page, to_markdown([], {pictures[0].name: f"mhsh probe {document['kind']}"}, shown, AUTHOR))
     print_tables(shown)
     print(f"\nWritten: {out} and {page.name}\nPictures: {', '.join(map(str, pictures))}")
 

@@ -42,7 +42,7 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
     stem = page.with_suffix("")
     ends = (".json", ".md", ".csv", *(f".{kind}" for kind in kinds), *((".pdf", ".tex") if for_paper else ()))
     for path in (page, *(Path(f"{stem}{end}") for end in ends)):
-        check_replaceable(path, MARK)
+        check_replaceable(path)
 
     def write_files(report: Report) -> list[Path]:
         contents = {page: to_html(report), Path(f"{stem}.json"): to_json(report)}
@@ -57,9 +57,13 @@ def prepare_files(page: Path, with_png: bool = False, for_paper: bool = False) -
         contents[Path(f"{stem}.md")] = report_to_markdown(report, {f"{stem.name}{end}.svg": title for end, title, _ in figures})
         contents[Path(f"{stem}.csv")] = tables_to_csv(report.results)
         for path in contents:
-            check_replaceable(path, MARK)
+            check_replaceable(path)
         for path, content in contents.items():
-            write(path, content)
+            try:
+                make_folder(path.parent)
+                write_atomically(path, content)
+            except OSError as error:
+                raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error
         return list(contents)
 
     return write_files
@@ -82,7 +86,7 @@ def _named_figures(report: Report) -> list[tuple[str, str, Callable[..., Figure]
     return found
 
 
-def check_replaceable(path: Path, mark: str) -> None:
+def check_replaceable(path: Path) -> None:
     """Raises UserError unless `path` is free or a former report, which holds the mark near one end,
     and where it cannot be read.
     """
@@ -97,19 +101,8 @@ def check_replaceable(path: Path, mark: str) -> None:
             start += file.read()  # a PDF names its author at its end
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; choose another --out") from error
-    if start and mark.encode() not in start:
-        raise UserError(f"{path} exists and was not {mark}; move it away or choose another --out")
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replaces `path` as a whole. Makes its folder if that is missing. Raises UserError where it
-    cannot be written: the old content stays.
-    """
-    try:
-        make_folder(path.parent)
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+    if start and MARK.encode() not in start:
+        raise UserError(f"{path} exists and was not {MARK}; move it away or choose another --out")
 
 
 def to_json(report: Report) -> bytes:
