@@ -23,14 +23,12 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
     """
     model = config.model
     if topology:
-        platform, num_devices = topology.platform, topology.num_devices
-        hbm_bytes = hbm_bytes or topology.hbm_bytes
+        devices = Devices(topology.num_devices, topology.num_slices, topology.platform, hbm_bytes or topology.hbm_bytes)
     else:
-        platform, num_devices = jax.default_backend(), _num_devices(config)
-        hbm_bytes = hbm_bytes or device_bytes(jax.devices()[0])
-    plan = plan_run(config, Devices(num_devices, topology.num_slices if topology else 1, platform, hbm_bytes))
+        devices = Devices(_num_devices(config), 1, jax.default_backend(), hbm_bytes or device_bytes(jax.devices()[0]))
+    plan = plan_run(config, devices)
     shape, policy = plan.mesh_shape, plan.config.model.remat_policy
-    policies = candidates(platform, shape)
+    policies = candidates(devices.platform, shape)
     memory = {name: footprint(replace_policy(config, name), plan.boxed, shape) for name in dict.fromkeys((policy, *policies))}
     flops = row_flops(config)
     return {
@@ -47,9 +45,9 @@ def ledger(config: Config, topology: Topology | None, hbm_bytes: int | None) -> 
         "flops_forward_per_row": {**flops._asdict(), "total": flops.total, "per_token": flops.total / row_tokens(config)},
         "mesh": shape,
         "mesh_choice": plan.mesh_choice and str(plan.mesh_choice),
-        "bytes_per_device": {"available": hbm_bytes, **memory[policy]._asdict(), "total": memory[policy].total},
+        "bytes_per_device": {"available": devices.bytes, **memory[policy]._asdict(), "total": memory[policy].total},
         "remat_policy": policy,
-        "cells_that_fit_together": int(USABLE_SHARE * (hbm_bytes or 0) // memory[policy].total) if num_devices == 1 else 0,
+        "cells_that_fit_together": int(USABLE_SHARE * (devices.bytes or 0) // memory[policy].total) if devices.count == 1 else 0,
         "refused": plan.refusal,
         "total_bytes_by_remat_policy": {name: memory[name].total for name in policies},
     }
