@@ -190,13 +190,7 @@ def run_suite(chosen: Sequence[Stage], folder: Path, tell: Callable[[Stage, Outc
 def outcome(stage: Stage, folder: Path) -> Outcome | None:
     """How the stage ended when it ran last; None where it has not."""
     state = folder / f"{stage.name}.state.json"
-    if not state.exists():
-        return None
-    content = read_object(str(state))
-    try:
-        return Outcome(str(content["state"]), float(content["seconds"]), str(content["reason"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{state} is damaged; delete it, and the stage runs again") from error
+    return Outcome(**read_object(str(state))) if state.exists() else None
 
 
 def _run_stage(stage: Stage, folder: Path, signals: StopSignals) -> Outcome:

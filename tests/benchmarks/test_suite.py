@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,9 +11,8 @@ import time
 import pytest
 
 from benchmarks.bench.__main__ import parse
-from benchmarks.suite import SIZES, Outcome, Stage, main, outcome, run_suite, stages
+from benchmarks.suite import SIZES, Stage, main, outcome, run_suite, stages
 from mhsh.cli.parser import parse as parse_command
-from mhsh.errors import UserError
 from tests.conftest import ROOT
 
 # Real commands that need no jax: the first ends well, the second does not.
@@ -38,14 +36,6 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert outcome(ELSEWHERE, tmp_path) is None
     assert told(chosen, tmp_path) == [("bad", None), ("bad", "failed"), ("elsewhere", "not here"), ("good", "done")]
     assert (tmp_path / "good.log").read_text().startswith("mhsh ")
-
-
-def test_a_damaged_state_is_named(tmp_path):
-    (tmp_path / "good.state.json").write_text(json.dumps({"state": "done"}))
-    with pytest.raises(UserError, match=r"good\.state\.json is damaged; delete it"):
-        outcome(GOOD, tmp_path)
-    (tmp_path / "good.state.json").write_text(json.dumps({"state": "done", "seconds": 2, "reason": ""}))
-    assert outcome(GOOD, tmp_path) == Outcome("done", 2.0, "")
 
 
 @pytest.mark.parametrize("size", list(SIZES))
