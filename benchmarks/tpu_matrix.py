@@ -5,7 +5,6 @@
 One chip, and 16 and 256 with data and with fsdp; rows of the shipped length and of 512 tokens,
 2,048 tokens a chip. Needs the tpu extra, no TPU, and about a minute a step on two cores. It appends
 a line of JSON for each step and leaves out those that are there, so it may be stopped at any time.
-At last it prints the two Markdown tables of which docs/plan.md has an extract.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import argparse
 import itertools
 import json
 import re
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from mhsh.configs import load_fields, override
 from mhsh.errors import UserError
 from mhsh.planning.compiled import measure, parse_topology
 from mhsh.planning.hlo import parse_module
-from mhsh.training.memory import CANDIDATES
 
 SHAPES = (
     *(f"bert:{name}" for name in ("24l16h", "48l8h", "96l4h", "192l2h", "384l1h", "12l12h", "144l1h")),
@@ -39,16 +36,14 @@ TOPOLOGIES = {
     16: {"v4": "2x2x4", "v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"},
     256: {"v4": "4x8x8", "v5e": "16x16", "v5p": "4x8x8", "v6e": "16x16"},
 }
-KINDS = tuple(TOPOLOGIES[1])
 MESHES = {"one chip": (1, 1), "data 16": (16, 1), "fsdp 16": (1, 16), "data 256": (256, 1), "fsdp 256": (1, 256)}
 TOKENS_PER_CHIP = 2048
 LONG = 512
-GIB = 2**30
 
 
 def steps() -> Iterator[tuple[str, Config, str]]:
     """A name, the config and the topology of each step."""
-    for shape, kind, (mesh, (data, fsdp)) in itertools.product(SHAPES, KINDS, MESHES.items()):
+    for shape, kind, (mesh, (data, fsdp)) in itertools.product(SHAPES, TOPOLOGIES[1], MESHES.items()):
         fields = load_fields(shape)
         chips = data * fsdp
         for length in sorted({fields["data"]["sequence_length"], LONG}):
@@ -67,9 +62,7 @@ def steps() -> Iterator[tuple[str, Config, str]]:
 
 
 def compile_report(config: Config, topology: str) -> dict[str, Any]:
-    """The report of `mhsh plan` on the step, as far as the table shows it, and the bytes that the
-    step moves.
-    """
+    """What matters in the report of `mhsh plan` on the step, and the bytes that the step moves."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"
         try:
@@ -92,47 +85,20 @@ def compile_report(config: Config, topology: str) -> dict[str, Any]:
     }
 
 
-def table(lines: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str], meshes: Sequence[str]) -> Iterator[str]:
-    """The steps on these meshes as Markdown, a column for each kind of chip."""
-    found = {line["step"]: line for line in lines}
-    yield f"| step | {' | '.join(KINDS)} |"
-    yield f"|---|{'---|' * len(KINDS)}"
-    for step in dict.fromkeys(name.rsplit(" ", 1)[0] for name, _, _ in steps()):
-        cells = [found.get(f"{step} {kind}") for kind in KINDS]
-        if any(cells) and step.endswith(tuple(meshes)):
-            yield f"| {step} | {' | '.join('' if line is None else line.get('error') or cell(line) for line in cells)} |"
-
-
-def fitting(line: dict[str, Any]) -> str:
-    """GiB a chip, the remat policy where it is not the first, and the collectives of a step."""
-    size = "more" if line["needed_bytes"] is None else f"{line['needed_bytes'] / GIB:.1f}"
-    count = sum(line["collectives"].values())
-    policy = "" if line["remat_policy"] == CANDIDATES["tpu"][0] else f" {line['remat_policy']}"
-    return f"{'' if line['fits'] else '**does not fit:** '}{size}{policy}" + (f", {count}" if count else "")
-
-
-def moving(line: dict[str, Any]) -> str:
-    """GB of main memory."""
-    return f"{line['moved_bytes'] / 1e9:.1f}" if line["moved_bytes"] else ""
-
-
 def main() -> None:
-    """Compiles what is not in the file yet, and prints the table."""
+    """Compiles what is not in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines")
     parser.add_argument("--only", default="", help="a regular expression that the step's name must have")
     options = parser.parse_args()
-    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {line["step"] for line in lines}
+    done = {json.loads(line)["step"] for line in options.out.read_text().splitlines()} if options.out.exists() else set()
     for step, config, topology in steps():
         if step in done or not re.search(options.only, step):
             continue
-        lines.append({"step": step, **compile_report(config, topology)})
+        line = {"step": step, **compile_report(config, topology)}
         with options.out.open("a") as file:
-            file.write(json.dumps(lines[-1]) + "\n")
-        print(step, lines[-1].get("error") or f"{lines[-1]['compile_seconds']:.0f} s", file=sys.stderr, flush=True)
-    print("\n".join(table(lines, fitting, tuple(MESHES))))
-    print("\n".join(["", *table(lines, moving, ("one chip",))]))
+            file.write(json.dumps(line) + "\n")
+        print(step, line.get("error") or f"{line['compile_seconds']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
