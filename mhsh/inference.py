@@ -34,8 +34,8 @@ from mhsh.models.seq2seq import Seq2Seq
 from mhsh.models.types import Outputs
 from mhsh.prompts import check_masks, check_values, list_texts
 from mhsh.storage.run_folder import RunFolder
-from mhsh.training.activations import replace_policy
 from mhsh.training.checkpoints.restore import inference_mesh, load_for_inference
+from mhsh.training.memory import replace_policy
 from mhsh.training.sharding import ROWS, axis_rules, put_batch, replicate_parameters
 from mhsh.training.shards import map_shards
 

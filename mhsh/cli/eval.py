@@ -19,9 +19,9 @@ def run(folder: RunFolderArgument, /, *, step: StepFlag = None, given: RunChange
     import jax
     from msgspec.structs import replace
 
-    from mhsh.training.activations import replace_policy
     from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
     from mhsh.training.checkpoints.restore import load_for_inference, load_recorded_corpus, note_other_file
+    from mhsh.training.memory import replace_policy
     from mhsh.training.mesh import make_mesh
     from mhsh.training.plan import plan_run
     from mhsh.training.sharding import FSDP_AXIS

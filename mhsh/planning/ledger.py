@@ -11,8 +11,7 @@ from mhsh.config.schema import Config
 from mhsh.config.shapes import shape_in_words
 from mhsh.models.costs import parameter_counts, row_flops, row_tokens, step_flops
 from mhsh.planning.compiled import Topology
-from mhsh.training.activations import replace_policy
-from mhsh.training.memory import USABLE_SHARE, candidates, device_bytes, footprint
+from mhsh.training.memory import USABLE_SHARE, candidates, device_bytes, footprint, replace_policy
 from mhsh.training.plan import Devices, plan_run
 
 

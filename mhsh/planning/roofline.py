@@ -20,8 +20,7 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
-from mhsh.training.activations import replace_policy, saved_activations
-from mhsh.training.memory import footprint, update_bytes
+from mhsh.training.memory import footprint, replace_policy, saved_activations, update_bytes
 from mhsh.training.mesh import first_device
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.plan import Devices, RunPlan, plan_run

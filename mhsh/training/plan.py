@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mhsh.config.schema import Config
-from mhsh.training.activations import replace_policy
-from mhsh.training.memory import RematChoice, choose_remat, describe_shortage, device_bytes, state_footprint
+from mhsh.training.memory import RematChoice, choose_remat, describe_shortage, device_bytes, replace_policy, state_footprint
 from mhsh.training.mesh import MeshChoice, count_slices, mesh_shape
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import TrainState, boxed_state

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from mhsh.models.build import build_model
 from mhsh.models.costs import parameter_shapes
 from mhsh.models.parameters import parameter_path
-from mhsh.training import activations
-from mhsh.training.activations import replace_policy, saved_activations
-from mhsh.training.memory import CANDIDATES, USABLE_SHARE, Footprint, choose_remat, footprint
+from mhsh.training import memory
+from mhsh.training.memory import CANDIDATES, USABLE_SHARE, Footprint, choose_remat, footprint, replace_policy, saved_activations
 from mhsh.training.mesh import first_device
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.state import abstract_state
@@ -114,9 +113,9 @@ def test_activations_are_those_of_one_device_and_one_micro_batch(tiny):
 
 def test_one_trace_serves_all_sources_and_seeds(make_config):
     config = make_config("bert", "2l8h")
-    saved, traced = saved_activations(config, 3), activations._saved_activations.cache_info().misses
+    saved, traced = saved_activations(config, 3), memory._saved_activations.cache_info().misses
     other = replace(config, data=replace(config.data, source="text:other.txt", vocab_path="vocab.txt", seed=7))
-    assert saved_activations(other, 3) == saved and activations._saved_activations.cache_info().misses == traced
+    assert saved_activations(other, 3) == saved and memory._saved_activations.cache_info().misses == traced
 
 
 @pytest.mark.parametrize(("heads", "projections"), [(N, 4 * N), (1, 4)], ids=["as four products", "narrow, in one"])

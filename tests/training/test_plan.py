@@ -2,8 +2,7 @@
 
 from mhsh.config.schema import Config
 from mhsh.models.costs import parameter_counts
-from mhsh.training.activations import replace_policy
-from mhsh.training.memory import CANDIDATES, USABLE_SHARE, footprint
+from mhsh.training.memory import CANDIDATES, USABLE_SHARE, footprint, replace_policy
 from mhsh.training.plan import Devices, RunPlan, plan_run
 from tests.training.states import boxed_of
 

@@ -17,9 +17,9 @@ from mhsh.config.schema import ClassificationDataConfig, Config
 from mhsh.data.load import load_corpus
 from mhsh.errors import UserError
 from mhsh.storage.run_folder import RunFolder
-from mhsh.training.activations import replace_policy
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.checkpoints.restore import average, check_same_vocabulary, init_from_run, newest_steps
+from mhsh.training.memory import replace_policy
 from mhsh.training.sharding import put_batch
 from mhsh.training.state import TrainState
 from tests.training.batches import random_batch

@@ -29,9 +29,9 @@ from mhsh.models.build import Model, build_model, xla_config
 from mhsh.models.parameters import parameter_path
 from mhsh.models.types import SUBLAYERS
 from mhsh.storage.run_folder import RunFolder, vocab_file
-from mhsh.training.activations import replace_policy
 from mhsh.training.checkpoints.checkpoint import StoredCheckpoints
 from mhsh.training.checkpoints.verify import compare_manifests, flatten, manifest
+from mhsh.training.memory import replace_policy
 from mhsh.training.mesh import make_mesh
 from mhsh.training.optimizer import build_optimizer
 from mhsh.training.sharding import MESH_AXES, check_divisibility, division_problems
