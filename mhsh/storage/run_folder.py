@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,9 +36,8 @@ from mhsh.storage.files import (
     write_atomically,
 )
 from mhsh.storage.holder import HOLDER_FILE, Watch, hold_run
-from mhsh.storage.metrics import Metrics, read_metrics
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in, paths_in
-from mhsh.storage.rows import CutRows, RowsFile, rows_in
+from mhsh.storage.rows import CutRows, Metrics, RowsFile, read_chunks, read_metrics
 from mhsh.storage.run_record import FINISHED, check_record
 
 CONFIG_FILE, RUN_FILE, METRICS_FILE = "config.json", "run.json", "metrics.jsonl"
@@ -301,8 +301,12 @@ class RunFolder:
         return read_metrics(self.path / METRICS_FILE)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of `read_metrics`, one after the other."""
-        return rows_in(self.path / METRICS_FILE)
+        """The rows of `read_metrics`, one after the other; none if the file does not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            for _, rows in read_chunks(self.path / METRICS_FILE):
+                yield from itertools.takewhile(lambda row: row is not None, rows)
+                if None in rows:
+                    return
 
     def sync_metrics(self) -> None:
         """Flushes metrics.jsonl to the disk."""
