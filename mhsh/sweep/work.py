@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import itertools
+import json
+import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
 
 from mhsh import __version__
+from mhsh.cluster.agreement import agree_on_signal, broadcast_message, is_same_everywhere
 from mhsh.cluster.signals import StopSignals
 from mhsh.config.entries import REGISTRIES, check_recorded, files_of
+from mhsh.config.recorded import from_record, to_record
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import LostRun, is_remote
@@ -26,7 +34,7 @@ from mhsh.storage.outage import one_try
 from mhsh.storage.run_folder import RunFolder
 from mhsh.sweep.axes import Cell, parents
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder
-from mhsh.training.loop import HeldRun, check_own_entries
+from mhsh.training.loop import HeldRun, check_own_entries, train_together
 from mhsh.training.step import shared_program
 
 TRIES = 3  # at a cell whose worker dies each time at the same place; and of a worker that finishes none
@@ -90,7 +98,8 @@ class Worker:
                 names = [cell.name for cell in remaining if cell.name not in self.ended]
                 if names and names != printed:
                     printed = names
-                    print(f"{len(names)} cells are left, and others have them: {self._say_holder(names[0])}", flush=True)
+                    holder = describe_holder(self._folder.run_folder(names[0]).path)
+                    print(f"{len(names)} cells are left, and others have them: {names[0]}: {holder}", flush=True)
                     print("waiting until they have ended, or one of them is free", flush=True)
                 time.sleep(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)] if names else 0)
 
@@ -117,9 +126,6 @@ class Worker:
     def _cells(self, plan: Plan) -> list[Cell]:
         cells = {cell.name: cell for cell in plan.cells}
         return [cells[name] for name in self._select(plan, self.ended)]
-
-    def _say_holder(self, name: str) -> str:
-        return f"{name}: {describe_holder(self._folder.run_folder(name).path)}"
 
     def _claim_batch(self, plan: Plan, cells: Sequence[Cell], locks: contextlib.ExitStack) -> list[_Claim]:
         """The first cell that nobody has, and those after it that can be trained with it."""
@@ -213,3 +219,48 @@ class Worker:
             if state.kind in ENDED:
                 self.ended[name] = state
         return name in self.ended
+
+
+class Crew:
+    """The processes of a worker, often one. The first says which cell all of them train."""
+
+    def __init__(self) -> None:
+        self._cells, self._failures = itertools.count(), itertools.count()
+
+    def train(self, runs: Sequence[HeldRun], stop: StopSignals) -> Iterator[tuple[HeldRun, Exception | None]]:
+        """Trains cells together, of which several processes have one; process 0 calls it, and holds
+        their run folders. Yields each when it has ended, and its error.
+        """
+        self._tell({"run": str(runs[0].folder.path), "config": to_record(runs[0].config)})
+        return self._train(runs, stop)
+
+    def dismiss(self, status: int) -> None:
+        """Ends all processes with this exit status; process 0 calls it."""
+        self._tell({"status": status})
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        if jax.process_count() > 1:
+            broadcast_message(f"cell/{next(self._cells)}", json.dumps(what))
+
+    def follow(self) -> int:
+        """Trains what process 0 says, in the other processes. Returns the exit status."""
+        while "status" not in (cell := json.loads(broadcast_message(f"cell/{next(self._cells)}"))):
+            held = HeldRun(from_record(cell["config"], "process 0"), RunFolder(cell["run"]), "")
+            for _, error in self._train([held], StopSignals()):
+                if error is not None:  # process 0 has it too, and notes it
+                    print(f"mhsh: {error}", file=sys.stderr)
+        return cell["status"]
+
+    def _train(self, runs: Sequence[HeldRun], stop: StopSignals) -> Iterator[tuple[HeldRun, Exception | None]]:
+        with contextlib.closing(train_together(runs, stop)) as training:
+            for held, ended in training:
+                if isinstance(ended, Exception):
+                    try:
+                        is_same_everywhere(f"failed/{next(self._failures)}", "")
+                    except UserError as error:
+                        raise Unavailable(f"the processes of this worker did not fail together ({error}): {ended}") from ended
+                    yield held, ended
+                else:
+                    stop.signal = agree_on_signal(stop.signal)
+                    yield held, None
+        gc.collect()  # the next cells need the memory of the device
