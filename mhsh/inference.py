@@ -18,6 +18,7 @@ from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int32
+from scipy.special import softmax
 
 from mhsh.config.schema import Config, ModelConfig
 from mhsh.data.load import load_tokenizer
@@ -196,9 +197,7 @@ class LoadedModel:
         check_masks(text)
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
-        logits = self.logits(text).logits[0, masks].astype(np.float64)
-        logits -= logits.max(-1, keepdims=True)
-        probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        probabilities = softmax(self.logits(text).logits[0, masks].astype(np.float64), axis=-1)
         ordinary = np.flatnonzero(~tokenizer.is_special)
         best = [(row, ordinary[np.argsort(-row[ordinary], kind="stable")[:top]].tolist()) for row in probabilities]
         return [[TokenProbability(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]

@@ -14,7 +14,6 @@ import itertools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, RepeatArgumentError, UnusedCliTokensError
@@ -175,7 +174,7 @@ class HelpPage(NamedTuple):
 
 def pages(command: str) -> dict[str, HelpPage]:
     """The pages of a command by kind; a command without kinds has one, under the empty string."""
-    module = command_module(command)
+    module = importlib.import_module(f"mhsh.cli.{_FILES.get(command, command)}")
     kinds: Mapping[str, Run] = module.KINDS if hasattr(module, "KINDS") else {"": module.run}
     return {
         kind: HelpPage(
@@ -183,11 +182,6 @@ def pages(command: str) -> dict[str, HelpPage]:
         )
         for kind, run in kinds.items()
     }
-
-
-def command_module(command: str) -> ModuleType:
-    """The module of a command."""
-    return importlib.import_module(f"mhsh.cli.{_FILES.get(command, command)}")
 
 
 def parse(command: str, arguments: Sequence[str]) -> functools.partial[int] | None:

@@ -31,7 +31,7 @@ _STANDARD_ERROR = 2
 _LONGEST_LINE = 200
 
 
-class Peers:
+class Peers(contextlib.AbstractContextManager["Peers", None]):
     """The connections of this process to the others. Inside the `with`, the loss of one ends it."""
 
     def __init__(self) -> None:
@@ -60,9 +60,6 @@ class Peers:
             self._connections[connection] = 0
             run = functools.partial(self._watch_process_0, connection)
         threading.Thread(target=run, name="peers", daemon=True).start()
-
-    def __enter__(self) -> Peers:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """This process ends by itself. Where that is for an error, the others end with status 2,
@@ -124,14 +121,11 @@ class Peers:
     def _end(self, index: int, word: str) -> None:
         if word in ("failed", "unavailable"):
             time.sleep(_OWN_ERROR_SECONDS)  # this process may be about to say the same
-        if word == "failed":
-            self.end_process(f"process {index} of this run has ended with an error; look at its log", status=2)
-        if word == "unavailable":
-            line = f"process {index} of this run has ended and can go on; look at its log; run the same command again on all"
-            self.end_process(line)
-        self.end_process(
-            f"process {index} of this run is lost; run the same command again on all, and it goes on from its last checkpoint"
-        )
+        what = {
+            "failed": "has ended with an error; look at its log",
+            "unavailable": "has ended and can go on; look at its log; run the same command again on all",
+        }.get(word, "is lost; run the same command again on all, and it goes on from its last checkpoint")
+        self.end_process(f"process {index} of this run {what}", 2 if word == "failed" else os.EX_TEMPFAIL)
 
 
 def _open_server(host: str) -> socket.socket:

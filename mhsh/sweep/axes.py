@@ -17,14 +17,13 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError, nearest
 
 DEPTH = "model.num_layers"
-LEARNING_RATE = "optimizer.learning_rate"
 # The axis that sets both seeds: a run with another seed has another initialisation, dropout, split,
 # order and masking.
 SEED = "seed"
 SEEDS = (SEED, "train.seed", "data.seed")
 
 # Short names that no field has, or that two sections have.
-SHORT_NAMES = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": LEARNING_RATE, "depth": DEPTH}
+SHORT_NAMES = {"train_seed": "train.seed", "data_seed": "data.seed", "lr": "optimizer.learning_rate", "depth": DEPTH}
 
 # The axis that sets two fields: a residual scheme, and for Admin how omega starts.
 SCHEME = "scheme"

@@ -22,8 +22,6 @@ from mhsh.errors import UserError
 from mhsh.storage.files import cache_folder, make_folder
 
 CACHE_FOLDER = "compilation_cache"
-# jax would keep only what takes a second to compile. The others of a run take as long together.
-_KEEP_ALL = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 0.0)
 _LARGEST, _ROOM = 4 << 30, 1 << 20  # bytes that the cache may have at a start, and that a start must find free
 _MEASURED_SECONDS = 3600
 
@@ -64,9 +62,9 @@ def use_compilation_cache() -> str:
     Of several processes only the first writes programs. Where the others do not see them, all
     compile: on GPUs they tune kernels together, and would wait for the one that need not.
     """
-    name, value = _KEEP_ALL
-    if name not in os.environ:
-        jax.config.update(name.lower(), value)
+    # jax would keep only what takes a second to compile. The others of a run take as long together.
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return ""
     note = ""

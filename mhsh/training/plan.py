@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 
@@ -21,11 +21,6 @@ class Devices(NamedTuple):
     slices: int
     platform: str
     bytes: int | None  # memory of one; None: not known
-
-    @classmethod
-    def from_jax(cls, devices: Sequence[Any]) -> Devices:
-        """The devices that jax has found."""
-        return cls(len(devices), count_slices(devices), devices[0].platform, device_bytes(devices[0]))
 
 
 class RunPlan(NamedTuple):
@@ -59,7 +54,9 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
     need less than is counted. Raises UserError where the mesh does not make the devices, or the
     model or the batch does not divide.
     """
-    devices = devices or Devices.from_jax(jax.devices())
+    if devices is None:
+        first, *_ = found = jax.devices()
+        devices = Devices(len(found), count_slices(found), first.platform, device_bytes(first))
     boxed = boxed_state(config, build_optimizer(config))
     shape, mesh_choice = mesh_shape(config, boxed, devices.count, devices.slices)
     if devices.bytes is not None:

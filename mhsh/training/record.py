@@ -36,7 +36,7 @@ from mhsh.training.validation import ValidationResult
 _UPLOAD_SECONDS = 30.0  # between two uploads to a bucket
 
 
-class Log:
+class Log(contextlib.AbstractContextManager["Log", None]):
     """Makes rows of the metrics of a run, and counts tokens, FLOPs and seconds. A step's metrics
     are fetched one step late, so that the device never waits for the host. A context, at whose end
     all rows are written and the trackers closed.
@@ -58,9 +58,6 @@ class Log:
         if used.rows and jax.process_index() == 0:  # the only one that writes rows
             self._before.extend(run.folder.read_metrics().series("train", "step", "loss")[1].tolist())
         self.skipped_in_a_row = 0
-
-    def __enter__(self) -> Log:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if not isinstance(error, Unavailable):

@@ -94,11 +94,6 @@ class Run:
         """This process's rows of the batches of steps `start` + 1 to `end`; must be closed."""
         return prefetch(self.corpus.train_steps(self.config.train.batch_size, self._rows), start, end)
 
-    def batch_after(self, step: int) -> dict[str, jax.Array]:
-        """The global batch of step `step` + 1."""
-        with contextlib.closing(self.batches(step, step + 1)) as batches:
-            return put_batch(next(batches), self.mesh)
-
 
 class Start(NamedTuple):
     """The state and the step from which a run goes on in this process."""
@@ -147,7 +142,8 @@ def _first_state(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
             return state, step, folder.read_run().get("started_from") if folder.has_run_record() else None
     if checkpoints.damaged_checkpoints():
         raise checkpoints.no_checkpoint_error()
-    state = create_state(config, run.model, run.optimizer, run.mesh, run.batch_after(0))
+    with contextlib.closing(run.batches(0, 1)) as batches:
+        state = create_state(config, run.model, run.optimizer, run.mesh, put_batch(next(batches), run.mesh))
     if not config.train.start_from:
         return state, 0, None
     check_same_vocabulary(config, run.corpus)

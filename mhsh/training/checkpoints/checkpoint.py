@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
+from mhsh.cluster.agreement import broadcast_decision
 from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import BucketRefusal, is_remote
@@ -152,7 +151,7 @@ class StoredCheckpoints:
     def _check_files(self, step: int) -> None:
         where = self._folder / str(step)
         damage = find_damage(where) if jax.process_index() == 0 else None
-        if multihost_utils.broadcast_one_to_all(np.int32(damage is not None)):
+        if broadcast_decision(damage is not None):
             raise DamagedCheckpoint(f"the checkpoint {where} is damaged: {damage or 'process 0 says how'}")
 
     def _restore_item(self, step: int, item: str, abstract: Any) -> Any:
