@@ -57,13 +57,6 @@ def report_stop(number: int) -> int:
     return int(STOPPED[signal.Signals(number)])
 
 
-def hold_back() -> None:
-    """Blocks the signals until `end_at_once` or `unwind` unblocks them, also in a program that this
-    process starts in its place.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
-
-
 def ignore() -> None:
     """Ignores these signals: the process ends anyway, and none may change its exit status."""
     for number in STOPPED:

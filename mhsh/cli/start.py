@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import signal
 import sys
 import traceback
 
@@ -69,7 +70,8 @@ def restart_with_huge_pages() -> None:
     """
     if sys.platform == "linux" and VARIABLE not in os.environ:
         sys.stdout.flush()
-        early_stop.hold_back()  # a new program hears no signal until it listens
+        # A new program hears no signal until it listens, which unblocks them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, early_stop.STOPPED)
         os.execve(sys.executable, sys.orig_argv, os.environ | {VARIABLE: SETTING})
 
 

@@ -265,29 +265,24 @@ def _column(values: Sequence[Any]) -> np.ndarray:
     if kinds == {bool}:
         return np.array(values, bool)
     if kinds == {str}:
-        plain = max(map(len, values)) <= _LONGEST_TEXT and _is_plain("".join(values))
-        return np.array(
-            values if plain else [value if len(value) <= _LONGEST_TEXT and _is_plain(value) else "" for value in values], np.bytes_
-        )
+        plain = [len(value) <= _LONGEST_TEXT and value.isascii() and value.isprintable() for value in values]
+        return np.array([value if is_plain else "" for value, is_plain in zip(values, plain, strict=True)], np.bytes_)
     if kinds == {list}:
         return np.fromiter(values, object, len(values))
     try:
-        plain_values = values if _are_numbers(values) else [value if _are_numbers([value]) else None for value in values]
-        numbers = np.array(plain_values, np.float64)
+        numbers = np.array(values if _are_numbers(values) else [*map(number, values)], np.float64)
     except OverflowError:  # of an integer
-        numbers = np.array([number(value) for value in values], np.float64)
+        numbers = np.array([*map(number, values)], np.float64)
     numbers[~np.isfinite(numbers)] = math.nan
     return numbers
 
 
-def _is_plain(text: str) -> bool:
-    return text.isascii() and text.isprintable()
-
-
 def number(value: Any) -> float:
     """A number of a file as a float; nan: null, beyond 1e308, or no number."""
-    is_number = _are_numbers([value]) and value is not None and not (isinstance(value, int) and value.bit_length() > 1023)
-    return float(value) if is_number else math.nan
+    try:
+        return float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:

@@ -43,7 +43,7 @@ def run_workers(folder: SweepFolder, count: int, flags: Sequence[str], look: Cal
 
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals(pass_on))
-        stack.enter_context(_terminate_at_end(workers))
+        stack.callback(_terminate, workers)
         logs = [stack.enter_context(_log(folder, slot)) for slot in range(count)]
         for slot in range(count if signals.signal is None else 0):
             workers.append(_start(folder, slot, count, flags, logs[slot]))
@@ -104,17 +104,13 @@ def _describe_end(status: int, log: Path) -> str:
     return f"a worker ended {how}: {lines[-1] if lines else 'it said nothing'}"
 
 
-@contextlib.contextmanager
-def _terminate_at_end(workers: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Terminates the processes that still run at the end of the `with`, however it ends."""
-    try:
-        yield
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.terminate()
-        for worker in workers:
-            worker.wait()
+def _terminate(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Terminates the processes that still run."""
+    for worker in workers:
+        if worker.poll() is None:
+            worker.terminate()
+    for worker in workers:
+        worker.wait()
 
 
 def _share_of_cores(slot: int, count: int) -> set[int]:
