@@ -82,11 +82,12 @@ def train_step(
     step_key = jax.random.fold_in(jax.random.key(run.seed), state.step)
     compute = functools.partial(_gradients, config=config, model=model)
     out_specs = manual_specs(config.model), PartitionSpec()
-    gradients, report = map_shards(compute, config.model, out_specs, config.train.gradient_dtype)(state.params, batch, step_key)
+    compute = map_shards(compute, config.model, out_specs, config.train.gradient_dtype)
+    gradients, (sums, loss, batch_sums) = compute(state.params, batch, step_key)
 
     with jax.named_scope("optimizer"):
         grad_norm = global_norm(gradients)
-        is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(report.loss)
+        is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
         # By the step alone, also after skipped updates.
         rate = rate_of_step(run.rates, config.optimizer.schedule, state.step)
 
@@ -95,9 +96,8 @@ def train_step(
             return optax.apply_updates(state.params, updates), opt_state
 
         params, opt_state = _select_finite(is_finite, update, (state.params, state.opt_state))
-    figures = {"grad_norm": grad_norm, "learning_rate": rate, "tokens": report.tokens}
-    sums = report.sums | {name: WeightedSum(figure, jnp.ones(())) for name, figure in figures.items()}
-    return TrainState(params, opt_state, state.step + 1), StepMetrics(sums, is_finite, report.batch)
+    sums |= {name: WeightedSum(figure, jnp.ones(())) for name, figure in {"grad_norm": grad_norm, "learning_rate": rate}.items()}
+    return TrainState(params, opt_state, state.step + 1), StepMetrics(sums, is_finite, batch_sums)
 
 
 def _select_finite(is_finite: Bool[Array, ""], update: Callable[[], Any], before: Any) -> Any:
@@ -108,18 +108,12 @@ def _select_finite(is_finite: Bool[Array, ""], update: Callable[[], Any], before
     return jax.tree.map(functools.partial(jnp.where, is_finite), update(), before)
 
 
-class _BatchReport(NamedTuple):
-    """The sums that a step reports of its batch."""
-
-    sums: WeightedSums
-    loss: Float[Array, ""]  # what is minimised
-    tokens: Float[Array, ""]
-    batch: UInt32[Array, 2]  # checksum
-
-
-def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, model: Model) -> tuple[Any, _BatchReport]:
-    """The gradients of the loss of the whole batch, sharded as the parameters, and its metrics.
-    `params` are whole; `batch` is this device's part (see `map_shards`).
+def _gradients(
+    params: Any, batch: Batch, step_key: Array, *, config: Config, model: Model
+) -> tuple[Any, tuple[WeightedSums, Float[Array, ""], UInt32[Array, 2]]]:
+    """The gradients of the loss of the whole batch, sharded as the parameters; and the metrics of
+    the batch, that loss, and its checksum. `params` are whole; `batch` is this device's part (see
+    `map_shards`).
     """
     weights = psum_batch(loss_weights(batch))
 
@@ -145,9 +139,9 @@ def _gradients(params: Any, batch: Batch, step_key: Array, *, config: Config, mo
     others = (jnp.arange(1, count), {key: rows[1:] for key, rows in parts.items()})
     (gradients, sums), _ = jax.lax.scan(accumulate, first, others) if count > 1 else (first, None)
     sums, tokens = psum_batch((sums, num_non_padding(batch)))
-    return psum_gradients(gradients, config.model, config.train.gradient_dtype), _BatchReport(
-        sums, total_loss(sums, weights), tokens, psum_batch(batch_checksum(batch))
-    )
+    gradients = psum_gradients(gradients, config.model, config.train.gradient_dtype)
+    metrics = sums | {"tokens": WeightedSum(tokens, jnp.ones(()))}
+    return gradients, (metrics, total_loss(sums, weights), psum_batch(batch_checksum(batch)))
 
 
 def num_non_padding(batch: Batch) -> Float[Array, ""]:
