@@ -190,8 +190,8 @@ def test_ten_deaths_of_random_processes_leave_the_unbroken_curve(corpus, tmp_pat
 
 def test_a_process_that_never_joins_ends_the_others_in_one_line():
     join = (
-        "from mhsh.cluster import join; join.JOIN_SECONDS = 1; "
-        f"join.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
+        "from mhsh.cluster import peers; peers.JOIN_SECONDS = 1; "
+        f"peers.join(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=0)"
     )
     [(status, _, err)] = finish([Fork(["-c", join])])
     assert status == 75, err

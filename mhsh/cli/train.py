@@ -64,7 +64,7 @@ class Processes:
         if self == ALONE:
             yield
             return
-        from mhsh.cluster.join import join
+        from mhsh.cluster.peers import join
 
         with join(coordinator=self.coordinator, num_processes=self.num_processes, process_id=self.process_id):
             yield

@@ -1,5 +1,5 @@
-"""The other processes of a run, watched: when one is lost, every other one ends at once with
-status 75, in one line that names it, and the same command starts all of them again.
+"""The other processes of a run, joined and watched: when one is lost, every other one ends at once
+with status 75, in one line that names it, and the same command starts all of them again.
 
 Every process holds a connection to process 0. The kernel closes it when a process dies, however it
 dies, and its keepalive probes find a machine that is gone within `LOST_SECONDS`. A process that is
@@ -20,8 +20,13 @@ import time
 from types import TracebackType
 from typing import Any
 
+import jax
+from orbax.checkpoint import multihost
+
+from mhsh.cluster.coordination import connect
 from mhsh.errors import Unavailable, UserError
 
+JOIN_SECONDS = 300
 LOST_SECONDS = 8
 _PROBES = 3
 _NEWS_SECONDS = LOST_SECONDS + 2  # until it is known whether a process was lost
@@ -29,6 +34,38 @@ _KEY = "mhsh/peers"  # in the coordination service: where process 0 listens, and
 _CONNECT_SECONDS, _INTRODUCTION_SECONDS, _OWN_ERROR_SECONDS = 60, 5, 1
 _STANDARD_ERROR = 2
 _LONGEST_LINE = 200
+
+
+def join(*, coordinator: str | None, num_processes: int | None, process_id: int | None) -> Peers:
+    """Joins the processes of a run. Must be called before anything asks jax for devices. Inside the
+    `with` of what it returns, the loss of one process ends the others. Where one does not come
+    within JOIN_SECONDS, this process ends with status 75.
+
+    If all three are None, JAX finds them itself (TPU VMs, GKE, Slurm, Open MPI). Raises UserError
+    where the other processes cannot be found or reached.
+    """
+    peers = Peers()
+    # jax would wait as long, and then abort with its stack.
+    missing = f"not all processes of this run have joined within {JOIN_SECONDS} s"
+    timer = threading.Timer(
+        JOIN_SECONDS, peers.end_process, [f"{missing}; look at their logs, and run the same command again on all"]
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        # jax's own service would take SIGTERM away from Python; processes agree by StopAgreement.
+        jax.config.update("jax_enable_preemption_service", False)
+        place = connect(coordinator, num_processes, process_id, 2 * JOIN_SECONDS)
+        host = place.coordinator.rpartition(":")[0].strip("[]")
+        peers.connect(place.process, place.count, multihost.get_jax_distributed_client(), host)
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"cannot join the other processes ({reason}); give --coordinator=HOST:PORT --num-processes=N --process-id=I"
+        ) from error
+    finally:
+        timer.cancel()
+    return peers
 
 
 class Peers(contextlib.AbstractContextManager["Peers", None]):

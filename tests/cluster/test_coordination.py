@@ -18,7 +18,7 @@ from tests.forks import Fork
 JOIN_AND_END = """
 import sys
 from mhsh.cluster.agreement import is_same_everywhere
-from mhsh.cluster.join import join
+from mhsh.cluster.peers import join
 with join(coordinator=sys.argv[1], num_processes=int(sys.argv[3]), process_id=int(sys.argv[2])):
     assert is_same_everywhere("one", "value") and not is_same_everywhere("other", str(sys.argv[2] == "1"))
 """
