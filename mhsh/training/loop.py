@@ -26,9 +26,8 @@ from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.training.branch import branch
 from mhsh.training.compiling import use_compilation_cache
 from mhsh.training.program import HostBatch, Program, check_together
-from mhsh.training.progress import Display
+from mhsh.training.progress import Display, Remarks, last_lines
 from mhsh.training.record import Log, RunRecord, outcome_of
-from mhsh.training.remarks import Remarks, last_lines
 from mhsh.training.setup import Run, Start, prepare_start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb

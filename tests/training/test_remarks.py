@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config, Objective
 from mhsh.storage.outcome import LEFT, ON_PLATEAU, outcome_words, plateau_deadline, plateau_words
-from mhsh.training.remarks import Remarks
+from mhsh.training.progress import Remarks
 from tests.conftest import MakeConfig
 
 ENTROPY = 3.288
