@@ -126,10 +126,8 @@ def make_report(question: CompareOptions) -> Report:
 
     experiment = load_experiment(question.paths)
     treatment = treatment_of(experiment.axes, question.treatment)
-    comparisons = []
     sections = tune_sections(experiment, question.by, question.over, question.choosing_seeds, question.measure)
-    for words, section in sections.items():
-        comparisons.append(compare(section, question.measure, question.baseline, treatment, words))
+    comparisons = [compare(section, question.measure, question.baseline, treatment, words) for words, section in sections.items()]
     margin = margin_of(experiment, question.margin)
     return build_report(judge_page(comparisons, margin), margin)
 

@@ -27,8 +27,6 @@ from mhsh.storage.files import write_atomically
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder, recorded_lineage
 from mhsh.text import to_json, whole_numbers
 
-SUMMARY_FILE = "summary.json"
-
 EXAMPLES = (
     "mhsh finetune runs/12l12h --config=glue:cola --workdir=runs/cola",
     "mhsh finetune runs/12l12h --config=squad:v2 --seeds=0,1 --workdir=v2",
@@ -103,7 +101,7 @@ def _conclude(
     if best:  # of --rates
         found |= {"best": best, "scores": scores}
         print("Best on the validation data:", best)
-    write_atomically(workdir / SUMMARY_FILE, to_json(found, indent=1) + "\n")
+    write_atomically(workdir / "summary.json", to_json(found, indent=1) + "\n")
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
     named = shlex.quote(str(workdir / best / f"seed-{seed}"))

@@ -36,7 +36,6 @@ from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
 RECORD_FILE = "imported.json"
-_MOST_POSITIONS = 2**31 - 1
 
 EXAMPLES = (
     "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
@@ -110,7 +109,7 @@ def _merge_task(config: ConfigFields, task: ConfigFields | None) -> Config:
         if path in SHAPING:
             raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it out")
     # The positions are the checkpoint's: until it is read, there are enough for any rows.
-    fields = override(config.fields, [("model.max_positions", _MOST_POSITIONS)], "--config.") if is_whole else config.fields
+    fields = override(config.fields, [("model.max_positions", 2**31 - 1)], "--config.") if is_whole else config.fields
     base = from_dict(fields)
     if task is None:
         return base

@@ -18,8 +18,6 @@ from mhsh.configs.quickstart import VARIANTS
 from mhsh.storage.files import check_writable
 from mhsh.storage.run_folder import RunFolder
 
-PROMPT, SAMPLE_TOKENS = "The function ", 70
-
 
 def _make(flag: str, _: None, changes: Changes) -> dict[str, Config]:
     """The configs by variant; overrides go to all of them."""
@@ -58,6 +56,6 @@ def run(
 
     print("\nWhat each writes, from the same seed:")
     for name, folder in zip(configs, folders, strict=True):
-        text = load(folder).generate(PROMPT, max_tokens=SAMPLE_TOKENS)
+        text = load(folder).generate("The function ", max_tokens=70)
         print(f"  {name:<14} {json.dumps(text, ensure_ascii=False)}")  # one line
     return status

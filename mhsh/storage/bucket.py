@@ -32,7 +32,6 @@ from mhsh.storage.outage import LOGIN, TRANSIENT, Request, note_answer, one_try
 _SILENT_SECONDS = 30
 # https://cloud.google.com/storage/docs/retry-strategy
 _TRANSIENT_STATUS = ("408", "429", "500", "502", "503", "504")
-_TAKES = 5  # tries against others who write at that moment
 
 
 class BucketRefusal(UserError, OSError):
@@ -280,7 +279,7 @@ class GuardedObject:
 
     def _take(self) -> None:
         """Makes the object, if there is one, this process's: it is composed of itself."""
-        for _ in range(_TAKES):
+        for _ in range(5):  # against others who write at that moment
             now = self._current()
             try:
                 others = bool(now) and now.get("metadata") != self._mark

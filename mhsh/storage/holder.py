@@ -58,7 +58,10 @@ def hold_run(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
             if is_remote(folder):
                 stack.enter_context(bucket_lock(str(folder / HOLDER_FILE), record, on_wait, watch))
             else:
-                stack.enter_context(_local_lock(Path(folder), record))
+                stack.enter_context(hold_lock(Path(folder)))
+                clear_half_files(Path(folder))
+                stack.callback((Path(folder) / HOLDER_FILE).unlink, missing_ok=True)
+                write_atomically(folder / HOLDER_FILE, _dump(record))
         except BlockingIOError:
             raise InUse(
                 f"{folder} is in use: {describe_holder(folder)}; wait until it ends or stop it, or choose another --workdir"
@@ -93,17 +96,6 @@ def describe_holder(folder: epath.Path) -> str:
     except UserError:  # it has just begun or ended
         return "another process trains there"
     return f"process {record.get('process')} on {record.get('host')} has trained there since {record.get('since')}"
-
-
-@contextlib.contextmanager
-def _local_lock(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
-    with hold_lock(folder):
-        clear_half_files(folder)
-        write_atomically(folder / HOLDER_FILE, _dump(record))
-        try:
-            yield
-        finally:
-            (folder / HOLDER_FILE).unlink(missing_ok=True)
 
 
 class Watch:

@@ -28,7 +28,6 @@ from mhsh.storage.run_folder import RunFolder
 
 AXES = ("step", "split", "tokens", "flops", "seconds")
 WANDB_FILE = "wandb.json"  # in the run folder: which W&B run it is
-_PROJECT = "mhsh"  # unless WANDB_PROJECT names another
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 15.0  # a spot machine goes 30 seconds after its notice
 
@@ -184,6 +183,6 @@ def _identity(folder: RunFolder) -> dict[str, str]:
     """The W&B project and id of a run, written down before W&B first hears of it."""
     path = folder.path / WANDB_FILE
     if not exists(path):
-        identity = {"project": os.environ.get("WANDB_PROJECT", _PROJECT), "id": secrets.token_hex(4)}
+        identity = {"project": os.environ.get("WANDB_PROJECT", "mhsh"), "id": secrets.token_hex(4)}
         write_atomically(path, json.dumps(identity) + "\n")
     return read_object(path)
