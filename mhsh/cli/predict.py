@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -24,6 +24,9 @@ from mhsh.evaluation.glue import predicted_labels
 from mhsh.prompts import check_masks, check_values
 from mhsh.storage.files import check_new_file, write_new
 from mhsh.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from mhsh.inference import LoadedModel
 
 EXAMPLES = (
     "mhsh predict runs/cola/seed-0 --input=test.tsv --output=CoLA.tsv",
@@ -100,8 +103,15 @@ def run(
         else:
             _answer(run_folder, config, config.data, step, input, output, null_threshold)
         return 0
+    average, text = options.pop("average", 1), options.pop("text", None)
+    lines = read_lines(input) if text is None else [text]
+    if config.model.objective == "mlm":
+        check_masks("\n".join(lines))
+    from mhsh.inference import load
+
     kinds = {"translation": _translate, "clm": _generate, "mlm": _fill_masks}
-    _write(kinds[config.model.objective](folder, input, step, **options), output)
+    model = load(folder, step=step, average=average)
+    _write(kinds[config.model.objective](model, lines, **options), output)
     return 0
 
 
@@ -124,12 +134,8 @@ def _check(folder: str, objective: str, options: Mapping[str, Any], source: str 
     check_new_file("--output", output)
 
 
-def _translate(folder: str, source: str | None, step: int | None, *, average: int = 1, overlong: str = "error", **beam: Any) -> str:
+def _translate(model: LoadedModel, lines: Sequence[str], *, overlong: str = "error", **beam: Any) -> str:
     """Translates each line into a line."""
-    lines = read_lines(source)
-    from mhsh.inference import load
-
-    model = load(folder, step=step, average=average)
     translated = model.translate_lines(lines, cut_overlong=overlong == "cut", **beam)
     if translated.num_cut:
         limit = model.config.model.max_positions
@@ -137,32 +143,17 @@ def _translate(folder: str, source: str | None, step: int | None, *, average: in
     return "".join(line + "\n" for line in translated.lines)
 
 
-def _generate(
-    folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any
-) -> str:
+def _generate(model: LoadedModel, lines: Sequence[str], **options: Any) -> str:
     """The text, and the text that a causal model generates after it."""
-    prompt = _read_prompt(source, text)
-    from mhsh.inference import load
-
-    return load(folder, step=step, average=average).generate(prompt, **options) + "\n"
+    return model.generate("\n".join(lines), **options) + "\n"
 
 
-def _fill_masks(
-    folder: str, source: str | None, step: int | None, *, text: str | None = None, average: int = 1, **options: Any
-) -> str:
+def _fill_masks(model: LoadedModel, lines: Sequence[str], **options: Any) -> str:
     """The likeliest words for each mask: a line a word, probability first, with an empty line
     between masks.
     """
-    prompt = _read_prompt(source, text)
-    check_masks(prompt)
-    from mhsh.inference import load
-
-    masks = load(folder, step=step, average=average).fill(prompt, **options)
+    masks = model.fill("\n".join(lines), **options)
     return "\n".join("".join(f"{word.probability:.4f}  {word.token}\n" for word in candidates) for candidates in masks)
-
-
-def _read_prompt(source: str | None, text: str | None) -> str:
-    return "\n".join(read_lines(source)) if text is None else text
 
 
 def _classify(
