@@ -43,6 +43,7 @@ from mhsh.storage.run_record import FINISHED, check_record
 CONFIG_FILE, RUN_FILE, METRICS_FILE = "config.json", "run.json", "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
 COMMIT_MARK = "commit_success.txt"  # Orbax's
+PROFILE_FOLDER = "profile"
 WORDPIECE_FILE = "vocab.txt"  # a token a line
 TOKENIZER_FILE = "tokenizer.json"  # the tokenizers library's own
 _MOST_COUNTED = 1e40  # more FLOPs than any run has

@@ -22,6 +22,7 @@ from mhsh.config.resolve import profiled_steps
 from mhsh.config.schema import TrainConfig
 from mhsh.storage.files import make_folder
 from mhsh.storage.questions import is_file
+from mhsh.storage.run_folder import PROFILE_FOLDER
 
 # What a run does at a moment. While the host is `waiting` for data, the device may still be at the
 # step before. Of runs that are trained together one after the other logs, validates and saves, and
@@ -189,7 +190,7 @@ class Profiler:
 
     def __init__(self, train: TrainConfig, folder: epath.Path, clock: Clock, note: Callable[[str], None]) -> None:
         self._first, self._last = profiled_steps(train.profile_steps, train.num_steps) or (None, None)
-        self._folder = folder / "profile"
+        self._folder = folder / PROFILE_FOLDER
         self._clock, self._note = clock, note
         self._trace: Path | None = None
 
