@@ -9,10 +9,10 @@ import dataclasses
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from mhsh.data.fine_tuning import Window
 from mhsh.data.squad import Question, SquadData
@@ -23,77 +23,49 @@ _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclasses.dataclass(frozen=True)
-class AnswerSpan:
-    """A span of a context."""
+class FoundAnswer:
+    """A model's answer to one question."""
 
-    text: str
-    score: float  # the sum of the logits of its two ends
-
-
-@dataclasses.dataclass(frozen=True)
-class Answers:
-    """A model's answers to one question."""
-
-    candidates: tuple[AnswerSpan, ...]  # with different texts, best first; empty if the context has no tokens
-    null_difference: float  # the score of no answer minus that of the best candidate
+    best: str  # "" if the context has no tokens
+    null_difference: float  # the score of no answer minus that of the best
 
     def text(self, threshold: float | None) -> str:
-        """The best answer; "" if there is none, or if `null_difference` is above the threshold."""
-        if not self.candidates or (threshold is not None and self.null_difference > threshold):
-            return ""
-        return self.candidates[0].text
+        """The answer; "" if there is none, or if `null_difference` is above the threshold."""
+        return "" if threshold is not None and self.null_difference > threshold else self.best
 
 
 def find_answers(
-    questions: Sequence[Question],
-    windows: Sequence[Window],
-    logits: Float[np.ndarray, "rows 2 T"],
-    *,
-    num_best: int = 20,
-    max_answer_length: int = 30,
-) -> list[Answers]:
-    """The answers to every question, by the rules and numbers of Devlin et al.'s run_squad.py. One
-    begins at a token whose `is_best` is true; the score of none is the lowest of [CLS].
+    questions: Sequence[Question], windows: Sequence[Window], logits: Float[np.ndarray, "rows 2 T"], max_answer_length: int = 30
+) -> list[FoundAnswer]:
+    """The answer to every question, by the rules and numbers of Devlin et al.'s run_squad.py: the
+    span with the largest sum of the logits of its two ends, which begins at a token whose `is_best`
+    is true. The score of none is the lowest of [CLS].
     """
-    found: list[list[AnswerSpan]] = [[] for _ in questions]
+    best, scores = [""] * len(questions), np.full(len(questions), -np.inf)
     nulls = np.full(len(questions), np.inf)
     for window, (starts, ends) in zip(windows, logits, strict=True):
-        context = questions[window.question].context
-        inside = slice(window.first, window.first + len(window.spans))
-        nulls[window.question] = min(nulls[window.question], float(starts[0] + ends[0]))
-        for first, last, score in _best_spans(window, starts[inside], ends[inside], num_best, max_answer_length):
-            stop = int(window.spans[last, 1])
+        number, inside = window.question, slice(window.first, window.first + len(window.spans))
+        nulls[number] = min(nulls[number], float(starts[0] + ends[0]))
+        first, last, score = _best_span(window, starts[inside], ends[inside], max_answer_length)
+        if score > scores[number]:
+            context, stop = questions[number].context, int(window.spans[last, 1])
             while stop < len(context) and unicodedata.category(context[stop]) == "Mn":  # an accent that the tokenizer stripped
                 stop += 1
-            found[window.question].append(AnswerSpan(context[window.spans[first, 0] : stop], score))
-    return [
-        Answers(best := _distinct_answers(candidates, num_best), float(null - best[0].score) if best else np.inf)
-        for candidates, null in zip(found, nulls, strict=True)
-    ]
+            best[number], scores[number] = context[window.spans[first, 0] : stop], score
+    return [FoundAnswer(text, float(difference)) for text, difference in zip(best, nulls - scores, strict=True)]
 
 
-def _best_spans(
-    window: Window, starts: Float[np.ndarray, " n"], ends: Float[np.ndarray, " n"], num_best: int, max_answer_length: int
-) -> Iterator[tuple[int, int, float]]:
-    """The first token, the last token and the score of the `num_best` best spans."""
+def _best_span(
+    window: Window, starts: Float[np.ndarray, " n"], ends: Float[np.ndarray, " n"], max_answer_length: int
+) -> tuple[int, int, float]:
+    """The first token, the last token and the score of the best span; -inf where there is none."""
     if not len(starts):
-        return
+        return 0, 0, -np.inf
     padded = np.concatenate([ends.astype(np.float64), np.full(max_answer_length - 1, -np.inf)])
     scores = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length) + starts.astype(np.float64)[:, None]
     scores = np.where(window.is_best[:, None], scores, -np.inf)  # [first token, tokens - 1]
-    best: Int[np.ndarray, " k"] = np.argsort(-scores, axis=None, kind="stable")[:num_best]
-    for index in best.tolist():
-        first, more = divmod(index, max_answer_length)
-        if scores[first, more] > -np.inf:
-            yield first, first + more, float(scores[first, more])
-
-
-def _distinct_answers(candidates: Sequence[AnswerSpan], num_best: int) -> tuple[AnswerSpan, ...]:
-    """The `num_best` best candidates, each text once."""
-    kept: dict[str, AnswerSpan] = {}
-    for candidate in sorted(candidates, key=lambda each: -each.score):
-        kept.setdefault(candidate.text, candidate)
-    return tuple(kept.values())[:num_best]
+    first, more = divmod(int(scores.argmax()), max_answer_length)
+    return first, first + more, float(scores[first, more])
 
 
 def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, float | int]:
