@@ -73,8 +73,8 @@ class Task(abc.ABC, Generic[TokenizerT]):
         return tokenizer
 
     @abc.abstractmethod
-    def batch_maker(self, tokenizer: TokenizerT, split: str) -> Callable[[Examples, Selection], Batch]:
-        """The function that makes a batch of the selected examples of a split."""
+    def make_batch(self, tokenizer: TokenizerT, split: str, examples: Examples, chosen: Selection) -> Batch:
+        """The batch of the selected examples of a split."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ class Corpus(Generic[TokenizerT]):
         return ordered_batches(self._maker(VALIDATION), len(self.validation), batch_size, part)
 
     def _maker(self, split: str) -> MakeBatch:
-        table, make = self.train if split == TRAIN else self.validation, self.task.batch_maker(self.tokenizer, split)
-        return lambda chosen: make(table.take(chosen.numbers), chosen)
+        table = self.train if split == TRAIN else self.validation
+        return lambda chosen: self.task.make_batch(self.tokenizer, split, table.take(chosen.numbers), chosen)
 
     def check_batch(self, batch_size: int) -> None:
         """Raises UserError where training has fewer examples than a batch."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,13 +55,10 @@ class FineTuningTask(Task[WordPieceTokenizer]):
             raise UserError("data.vocab_path is empty; name the vocab.txt that the encoder was pre-trained with")
         return self.read_tokenizer(path)
 
-    def batch_maker(self, tokenizer: WordPieceTokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
-        def make(examples: Examples, chosen: Selection) -> Batch:
-            shape = examples["targets"].shape
-            weights = chosen.weights.reshape(-1, *[1] * (len(shape) - 1))
-            return examples | {"weights": np.broadcast_to(weights, shape).copy()}
-
-        return make
+    def make_batch(self, tokenizer: WordPieceTokenizer, split: str, examples: Examples, chosen: Selection) -> Batch:
+        shape = examples["targets"].shape
+        weights = chosen.weights.reshape(-1, *[1] * (len(shape) - 1))
+        return examples | {"weights": np.broadcast_to(weights, shape).copy()}
 
     def unknown_characters(self, tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[str, float]:
         """The share of unknown characters in the first training texts, which must be below half."""

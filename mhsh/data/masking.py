@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt64
 
@@ -23,34 +21,14 @@ _LAST = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 
 
-@dataclasses.dataclass(frozen=True)
-class MaskingRule:
-    """The vocabulary and the config as `mask_examples` needs them, computed once."""
-
-    mask_id: int
-    is_maskable: Bool[np.ndarray, " V"]  # all but the specials
-    ordinary_ids: Int32[np.ndarray, " n"]  # the ids a random token is drawn from: all but the specials
-    mask_fraction: float
-    max_predictions: int  # P, at most T
-
-    @classmethod
-    def from_config(cls, tokenizer: Tokenizer, data: DataConfig) -> MaskingRule:
-        """The rule of a config: data.mask_fraction and data.max_predictions."""
-        return cls(
-            mask_id=tokenizer.mask_id,
-            is_maskable=~tokenizer.is_special,
-            ordinary_ids=np.flatnonzero(~tokenizer.is_special).astype(np.int32),
-            mask_fraction=data.mask_fraction,
-            max_predictions=data.max_predictions,
-        )
-
-
-def mask_examples(inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B"], rule: MaskingRule) -> dict[str, np.ndarray]:
-    """Masked inputs and their predictions. The result for an example depends on its inputs, its key
-    and the rule alone.
+def mask_examples(
+    inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B"], tokenizer: Tokenizer, data: DataConfig
+) -> dict[str, np.ndarray]:
+    """Masked inputs and their predictions. The result for an example depends on its inputs, its
+    key, the vocabulary and the config alone.
 
     Of the n maskable tokens of an example (neither special nor padding), round(mask_fraction n) are
-    chosen, at least 1 and at most P.
+    chosen, at least 1 and at most P = data.max_predictions.
 
     Args:
       inputs: ids, padding included; T at most 65,536.
@@ -62,10 +40,12 @@ def mask_examples(inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B
         targets_position [B,P] int32: their positions, ascending, 0 where unused;
         weights [B,P] float32: 1 for a prediction, 0 where unused.
     """
-    length, size = inputs.shape[1], rule.max_predictions
-    maskable = rule.is_maskable.take(inputs)
+    length, size = inputs.shape[1], data.max_predictions
+    is_ordinary = ~tokenizer.is_special
+    ordinary_ids = np.flatnonzero(is_ordinary).astype(np.int32)  # which a random token is drawn from
+    maskable = is_ordinary.take(inputs)
     num_maskable = maskable.sum(1)
-    budget = np.rint(rule.mask_fraction * num_maskable).astype(np.int64).clip(1, size)
+    budget = np.rint(data.mask_fraction * num_maskable).astype(np.int64).clip(1, size)
     budget = np.minimum(budget, num_maskable)
     bits = random_bits(keys, -(-length // 2) + size)
     order = bits[:, :-size].view(np.uint32)[:, :length].astype(np.uint64) << _POSITION_BITS
@@ -74,8 +54,8 @@ def mask_examples(inputs: Int32[np.ndarray, "B T"], keys: UInt64[np.ndarray, " B
     used = chosen < length
     positions = np.where(used, chosen, 0)
     original = np.take_along_axis(inputs, positions, 1)
-    drawn = rule.ordinary_ids.take((random_token * np.uint64(len(rule.ordinary_ids)) >> _HALF).astype(np.int64))
-    seen = np.where(replace_by < _MASK_BELOW, np.int32(rule.mask_id), np.where(replace_by < _RANDOM_BELOW, drawn, original))
+    drawn = ordinary_ids.take((random_token * np.uint64(len(ordinary_ids)) >> _HALF).astype(np.int64))
+    seen = np.where(replace_by < _MASK_BELOW, np.int32(tokenizer.mask_id), np.where(replace_by < _RANDOM_BELOW, drawn, original))
     masked = inputs.copy()
     examples, slots = used.nonzero()
     masked[examples, positions[examples, slots]] = seen[examples, slots]

@@ -105,24 +105,11 @@ def cut_long_sentences(documents: TokenDocuments, longest: int) -> tuple[TokenDo
     # A piece starts at its sentence's start plus `longest` for every piece before it.
     number_in_sentence = np.arange(first_piece[-1]) - np.repeat(first_piece[:-1], pieces)
     starts = np.repeat(documents.sentence_bounds[:-1], pieces) + longest * number_in_sentence
-    return (
-        TokenDocuments(
-            tokens=documents.tokens,
-            sentence_bounds=np.append(starts, documents.sentence_bounds[-1]),
-            document_bounds=first_piece[documents.document_bounds],
-            unknown_counts=documents.unknown_counts,
-        ),
-        int((pieces > 1).sum()),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedExamples:
-    """The examples that `pack` made, and what it cut and dropped."""
-
-    examples: Examples
-    cut_sentences: int  # mlm: sentences too long for an example, cut into pieces
-    dropped_tokens: int  # clm: the end of the stream, which fills no example
+    bounds = {
+        "sentence_bounds": np.append(starts, documents.sentence_bounds[-1]),
+        "document_bounds": first_piece[documents.document_bounds],
+    }
+    return dataclasses.replace(documents, **bounds), int((pieces > 1).sum())
 
 
 def split_limit(model: ModelConfig, data: DataConfig) -> int:
@@ -140,8 +127,9 @@ def split_limit(model: ModelConfig, data: DataConfig) -> int:
 
 def pack(
     documents: TokenDocuments, tokenizer: Tokenizer, model: ModelConfig, data: DataConfig, rng: np.random.Generator
-) -> PackedExamples:
-    """Examples in one of three layouts. None of them repeats or invents a token.
+) -> tuple[Examples, int, int]:
+    """Examples in one of three layouts, the number of sentences that were cut, as they are too long
+    for an example, and of tokens that were dropped. No layout repeats or invents a token.
 
     mlm with next_sentence: [CLS] A [SEP] B [SEP], where A and B are runs of whole sentences.
       `next_sentence` is 1 where B follows A in its document, 0 where B comes from another document.
@@ -160,12 +148,12 @@ def pack(
     length = data.sequence_length
     if model.objective == "clm":
         examples, dropped = _stream_examples(documents, tokenizer, length)
-        return PackedExamples(examples, 0, dropped)
+        return examples, 0, dropped
     pieces, cut = cut_long_sentences(documents, split_limit(model, data))
     if model.next_sentence:
         edges, is_next = _plan_pairs(pieces, length - 3, rng)
-        return PackedExamples(_gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}, cut, 0)
-    return PackedExamples(_gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length), cut, 0)
+        return _gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}, cut, 0
+    return _gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length), cut, 0
 
 
 def full_examples(packed: Examples, model: ModelConfig) -> Examples:

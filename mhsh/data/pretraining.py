@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from mhsh.config.schema import DataConfig
 from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Item, Log, StreamedTask
 from mhsh.data.documents import document_rule, documents
-from mhsh.data.masking import MaskingRule, mask_examples
+from mhsh.data.masking import mask_examples
 from mhsh.data.packing import full_examples, pack, sentences, tokenise
 from mhsh.data.random_numbers import DOCUMENT_SPLIT, MASKING, TRAIN_PAIRS, VALIDATION_MASKING, VALIDATION_PAIRS, derived_seed, keys
 from mhsh.data.shards import UNCOMPRESSED
@@ -109,19 +109,20 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         is_clm, texts = self.model.objective == "clm", [text for (text,) in items]
         tokenised = tokenise(texts, tokenizer, _lines if is_clm else sentences)
         purpose = TRAIN_PAIRS if split == TRAIN else VALIDATION_PAIRS
-        packing = pack(tokenised, tokenizer, self.model, self.data, np.random.default_rng((self.data.seed, purpose, chunk)))
-        tokens = packing.examples["tokens"]
+        rng = np.random.default_rng((self.data.seed, purpose, chunk))
+        examples, cut_sentences, dropped_tokens = pack(tokenised, tokenizer, self.model, self.data, rng)
+        tokens = examples["tokens"]
         num_positions = len(tokens) * self.data.sequence_length
         counted = tokens[:, 1:] if is_clm else tokens
-        return packing.examples, {
+        return examples, {
             "documents": tokenised.num_documents,
             "empty_documents": len(texts) - tokenised.num_documents,
             "sentences": len(tokenised.sentence_bounds) - 1,
-            "cut_sentences": packing.cut_sentences,
+            "cut_sentences": cut_sentences,
             "rows": len(tokens),
             "positions": num_positions,
-            "tokens": num_positions if is_clm else int(packing.examples["ends"][:, 1].sum()),
-            "dropped_tokens": packing.dropped_tokens,
+            "tokens": num_positions if is_clm else int(examples["ends"][:, 1].sum()),
+            "dropped_tokens": dropped_tokens,
             **tokenised.unknown_counts,
             "token_counts": np.bincount(counted.reshape(-1), minlength=tokenizer.vocab_size),
         }
@@ -153,23 +154,18 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         }
         return plain, entropy_of_counts(counts if self.model.objective == "clm" else ordinary)
 
-    def batch_maker(self, tokenizer: Tokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
+    def make_batch(self, tokenizer: Tokenizer, split: str, examples: Examples, chosen: Selection) -> Batch:
         """The masking depends on data.seed, the examples' numbers and the epoch alone."""
-        masking_seed = derived_seed(self.data.seed, MASKING if split == TRAIN else VALIDATION_MASKING)
-        rule = MaskingRule.from_config(tokenizer, self.data)
-
-        def make(examples: Examples, chosen: Selection) -> Batch:
-            batch = full_examples(examples, self.model)
-            if self.model.objective == "clm":
-                batch["weights"] = np.ones(batch["targets"].shape, np.float32)
-            else:
-                batch |= mask_examples(batch["inputs"], keys(masking_seed, chosen.numbers, chosen.epochs), rule)
-            batch["weights"] *= chosen.weights[:, None]
-            if self.model.next_sentence:
-                batch["row_weights"] = chosen.weights
-            return batch
-
-        return make
+        batch = full_examples(examples, self.model)
+        if self.model.objective == "clm":
+            batch["weights"] = np.ones(batch["targets"].shape, np.float32)
+        else:
+            seed = derived_seed(self.data.seed, MASKING if split == TRAIN else VALIDATION_MASKING)
+            batch |= mask_examples(batch["inputs"], keys(seed, chosen.numbers, chosen.epochs), tokenizer, self.data)
+        batch["weights"] *= chosen.weights[:, None]
+        if self.model.next_sentence:
+            batch["row_weights"] = chosen.weights
+        return batch
 
 
 def _lines(document: str) -> list[str]:

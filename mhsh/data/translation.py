@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -74,12 +74,12 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         """Packed examples. The sums are the counts of `encode_pairs`, `rows` (the examples), the
         `positions` of either side, and `token_counts` (how often each id is a target).
         """
-        encoded, counts = encode_pairs(tokenizer, items, self.data)
-        examples = pack_pairs(encoded, self.data.sequence_length)
+        source, target, counts = encode_pairs(tokenizer, items, self.data)
+        examples = pack_pairs(source, target, self.data.sequence_length)
         return examples, counts | {
             "rows": num_examples(examples),
             "positions": examples["inputs"].size,
-            "token_counts": np.bincount(encoded.target.tokens, minlength=tokenizer.vocab_size),
+            "token_counts": np.bincount(target.tokens, minlength=tokenizer.vocab_size),
         }
 
     def summarize(self, sums: Mapping[str, Any], split: str, tokenizer: SubwordTokenizer) -> tuple[dict[str, Any], float]:
@@ -95,11 +95,8 @@ class TranslationTask(StreamedTask[SubwordTokenizer]):
         plain |= {f"{side}_padding_fraction": 1 - plain[f"{side}_tokens"] / int(sums["positions"]) for side in ("source", "target")}
         return plain, entropy_of_counts(sums["token_counts"])
 
-    def batch_maker(self, tokenizer: SubwordTokenizer, split: str) -> Callable[[Examples, Selection], Batch]:
-        def make(examples: Examples, chosen: Selection) -> Batch:
-            return examples | {"weights": (examples["targets_segmentation"] > 0) * chosen.weights[:, None]}
-
-        return make
+    def make_batch(self, tokenizer: SubwordTokenizer, split: str, examples: Examples, chosen: Selection) -> Batch:
+        return examples | {"weights": (examples["targets_segmentation"] > 0) * chosen.weights[:, None]}
 
 
 def decoded_validation(corpus: Corpus[SubwordTokenizer], count: int | None) -> list[Pair]:
@@ -129,30 +126,19 @@ class EncodedSide:
         return np.diff(self.bounds)
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodedPairs:
-    """P sentence pairs as ids."""
-
-    source: EncodedSide
-    target: EncodedSide
-
-    def __len__(self) -> int:
-        """P."""
-        return len(self.source.bounds) - 1
-
-
 def encode_pairs(
     tokenizer: SubwordTokenizer, pairs: Sequence[Item], data: TranslationDataConfig
-) -> tuple[EncodedPairs, dict[str, int]]:
-    """The pairs as ids, with [EOS] after every sentence, without those that are too long or too
-    unlike; and the counts of `pairs` kept, with `source_tokens` and `target_tokens`, and of those
-    left out.
+) -> tuple[EncodedSide, EncodedSide, dict[str, int]]:
+    """Both sides of the pairs as ids, with [EOS] after every sentence, without pairs that are too
+    long or too unlike; and the counts of `pairs` kept, with `source_tokens` and `target_tokens`,
+    and of those left out.
 
     A pair is `too_long` if a side has more than data.sequence_length tokens. It is `unlike` if the
     longer side has more than data.max_length_ratio times the tokens of the shorter (the rule of
     Moses' clean-corpus-n.perl) and more than 10: for short sentences a ratio means little.
     """
-    encoded: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
+    sources: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
     too_long = unlike = 0
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         source, target = map(tokenizer.encode_batch, zip(*pairs[start : start + _PAIRS_AT_ONCE], strict=True))
@@ -162,30 +148,26 @@ def encode_pairs(
         too_long += int((~fits).sum())
         unlike += int((fits & ~alike).sum())
         kept = np.flatnonzero(fits & alike)
-        encoded.append(([source[index] for index in kept], [target[index] for index in kept]))
-    sides = EncodedPairs(*(_join_sentences([ids for chunk in encoded for ids in chunk[side]]) for side in (0, 1)))
-    return sides, {
-        "pairs": len(sides),
-        "too_long": too_long,
-        "unlike": unlike,
-        "source_tokens": len(sides.source.tokens),
-        "target_tokens": len(sides.target.tokens),
-    }
+        sources += [source[index] for index in kept]
+        targets += [target[index] for index in kept]
+    sides = _join_sentences(sources), _join_sentences(targets)
+    counts = {"pairs": len(sources), "too_long": too_long, "unlike": unlike}
+    return *sides, counts | {f"{name}_tokens": len(side.tokens) for name, side in zip(("source", "target"), sides, strict=True)}
 
 
-def pack_pairs(encoded: EncodedPairs, length: int) -> Examples:
+def pack_pairs(source: EncodedSide, target: EncodedSide, length: int) -> Examples:
     """All pairs in examples of `length` tokens on each side, several in each. The arrays are those
     of a batch, except `weights`.
 
     First fit: every pair goes to the oldest of at most 256 open examples that has room for both
     sides. Where none has, the fullest is closed and a new one opened. Examples are in the order in
-    which they were opened, pairs in an example in that of `encoded`. Segmentation counts the pairs
+    which they were opened, pairs in an example in that of the sides. Segmentation counts the pairs
     of an example from 1, positions the tokens of a pair's side from 0; 0 is padding.
     """
-    example, before = _first_fit(encoded.source.lengths, encoded.target.lengths, length)
+    example, before = _first_fit(source.lengths, target.lengths, length)
     count = int(example.max()) + 1 if len(example) else 0
     examples: Examples = {}
-    for side, prefix, tokens_before in ((encoded.source, "inputs", before[1]), (encoded.target, "targets", before[2])):
+    for side, prefix, tokens_before in ((source, "inputs", before[1]), (target, "targets", before[2])):
         positions = np.arange(len(side.tokens)) - np.repeat(side.bounds[:-1], side.lengths)
         flat = np.repeat(example * length + tokens_before, side.lengths) + positions
         values = {"": side.tokens, "_position": positions, "_segmentation": np.repeat(before[0] + 1, side.lengths)}

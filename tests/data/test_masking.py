@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from mhsh.data.masking import MaskingRule, mask_examples
+from mhsh.config.schema import DataConfig
+from mhsh.data.masking import mask_examples
 from mhsh.data.random_numbers import random_bits
+from mhsh.data.wordpiece import SPECIALS, WordPieceTokenizer
 
 V, T, P = 1000, 64, 12
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = np.arange(V) < 5
+TOKENIZER = WordPieceTokenizer([*SPECIALS, *map(str, range(V - 5))], lowercase=True)
+DATA = DataConfig(mask_fraction=0.15, max_predictions=P)
 
 
-def rule(**fields: object) -> MaskingRule:
-    plain = MaskingRule(
-        mask_id=MASK,
-        is_maskable=~SPECIAL,
-        ordinary_ids=np.flatnonzero(~SPECIAL).astype(np.int32),
-        mask_fraction=0.15,
-        max_predictions=P,
-    )
-    return dataclasses.replace(plain, **fields)
-
-
-def masked_rows(inputs: np.ndarray, rng: np.random.Generator, used: MaskingRule) -> list[dict[str, np.ndarray]]:
+def masked_rows(inputs: np.ndarray, rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
     """The rows [B,T] masked together, by keys drawn from `rng`."""
-    masked = mask_examples(inputs, rng.integers(2**64, size=len(inputs), dtype=np.uint64), used)
+    masked = mask_examples(inputs, rng.integers(2**64, size=len(inputs), dtype=np.uint64), TOKENIZER, DATA)
     return [{name: values[row] for name, values in masked.items()} for row in range(len(inputs))]
 
 
@@ -67,7 +58,7 @@ def test_fifteen_percent_eighty_ten_ten() -> None:
     drawn: list[int] = []
     row = make_row(rng)
     maskable = np.flatnonzero(~SPECIAL[row])
-    for masked in masked_rows(np.tile(row, (num_rows, 1)), rng, rule()):
+    for masked in masked_rows(np.tile(row, (num_rows, 1)), rng):
         positions = check(row, masked)
         assert len(positions) == round(0.15 * len(maskable)) == 9
         total[positions] += 1
@@ -92,21 +83,20 @@ def test_fifteen_percent_eighty_ten_ten() -> None:
 
 
 def test_a_row_s_mask_hangs_on_the_row_and_its_key_alone() -> None:
-    used = rule()
     rng = np.random.default_rng(4)
     rows = np.stack([make_row(rng, real) for real in (T, 20, 6, T, T)])
     before = rows.copy()
     rows.flags.writeable = False
     keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
-    whole = mask_examples(rows, keys, used)
+    whole = mask_examples(rows, keys, TOKENIZER, DATA)
     # In another order and company, and alone.
     order = np.array([3, 1, 4, 0, 0])
-    for name, values in mask_examples(rows[order], keys[order], used).items():
+    for name, values in mask_examples(rows[order], keys[order], TOKENIZER, DATA).items():
         np.testing.assert_array_equal(values, whole[name][order])
     for row in range(len(rows)):
-        for name, values in mask_examples(rows[row : row + 1], keys[row : row + 1], used).items():
+        for name, values in mask_examples(rows[row : row + 1], keys[row : row + 1], TOKENIZER, DATA).items():
             np.testing.assert_array_equal(values[0], whole[name][row])
-    other = mask_examples(rows, keys + np.uint64(1), used)
+    other = mask_examples(rows, keys + np.uint64(1), TOKENIZER, DATA)
     assert not np.array_equal(other["targets_position"], whole["targets_position"])
     np.testing.assert_array_equal(rows, before)
 
@@ -118,7 +108,7 @@ def test_positions_are_taken_in_the_order_of_their_random_bits(size: int, fracti
     rows = np.stack([make_row(rng, int(real)) for real in (3, 5, 8, *rng.integers(4, T + 1, 300))])
     rows[0, :3] = [CLS, UNK, SEP]
     keys = rng.integers(2**64, size=len(rows), dtype=np.uint64)
-    masked = mask_examples(rows, keys, rule(mask_fraction=fraction, max_predictions=size))
+    masked = mask_examples(rows, keys, TOKENIZER, DataConfig(mask_fraction=fraction, max_predictions=size))
     for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
         bits = random_bits(np.array([key]), T // 2)[0].view(np.uint32)
         maskable = sorted(np.flatnonzero(~SPECIAL[row]), key=lambda position: bits[position])

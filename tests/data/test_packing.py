@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from mhsh.config.schema import Config
 from mhsh.data.packing import (
-    PackedExamples,
     TokenDocuments,
     cut_long_sentences,
     full_examples,
@@ -102,11 +99,11 @@ def test_cutting_parts_long_sentences_and_nothing_else(texts: list[list[str]], l
     assert count == sum(len(sentence) > longest for document in before for sentence in document)
 
 
-def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[TokenDocuments, PackedExamples]:
-    """The documents, and their packing with its rows in full."""
+def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[dict[str, np.ndarray], list[int], int, int]:
+    """The rows in full, the tokens of the documents, and how many were cut and dropped."""
     documents = tokenise(texts, TOKENIZER, lines)
-    packing = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
-    return documents, dataclasses.replace(packing, examples=full_examples(packing.examples, config.model))
+    examples, cut, dropped = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
+    return full_examples(examples, config.model), documents.tokens.tolist(), cut, dropped
 
 
 def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int]]:
@@ -120,8 +117,7 @@ def test_pair_rows_literal() -> None:
     config = pretraining_config(tokenizer="bytes", sequence_length=9)
     found = {}
     for seed in range(30):
-        _, packing = packed(["A\nB", "C\nDE"], config, seed)
-        rows = packing.examples
+        rows, *_ = packed(["A\nB", "C\nDE"], config, seed)
         assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types", "next_sentence"}
         assert all(values.dtype == np.int32 for values in rows.values())
         found[tuple(rows["inputs"][0].tolist())] = {name: values[0].tolist() for name, values in rows.items()}
@@ -140,8 +136,8 @@ def test_pair_rows_literal() -> None:
 
 def test_half_of_the_pairs_are_true() -> None:
     texts = ["\n".join(["abcdefg"] * 400) for _ in range(5)]
-    _, packing = packed(texts, pretraining_config(tokenizer="bytes", sequence_length=48))
-    labels = packing.examples["next_sentence"]
+    rows, *_ = packed(texts, pretraining_config(tokenizer="bytes", sequence_length=48))
+    labels = rows["next_sentence"]
     # A sum of fair coins but for the last rows of a document; five standard deviations.
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 5 / len(labels)
 
@@ -154,25 +150,23 @@ def test_half_of_the_pairs_are_true() -> None:
 )
 def test_pairs_always_fit(texts: list[list[str]], length: int, seed: int) -> None:
     config = pretraining_config(tokenizer="bytes", sequence_length=length, max_predictions=1)
-    documents, packing = packed(["\n".join(sentences) for sentences in texts], config, seed)
-    rows = packing.examples
+    rows, given_tokens, cut, _ = packed(["\n".join(sentences) for sentences in texts], config, seed)
     lengths = rows["inputs_segmentation"].sum(1)
     np.testing.assert_array_equal(rows["inputs_segmentation"], np.arange(length) < lengths[:, None])
     np.testing.assert_array_equal(rows["inputs"] == PAD, rows["inputs_segmentation"] == 0)
-    assert packing.cut_sentences == sum(len(text) > (length - 3) // 2 for sentences in texts for text in sentences)
+    assert cut == sum(len(text) > (length - 3) // 2 for sentences in texts for text in sentences)
     tokens: list[int] = []
     for row, label in enumerate(rows["next_sentence"].tolist()):
         a, b = segments(rows, row)
         assert len(a) + len(b) + 3 == lengths[row]
         assert rows["token_types"][row].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * (length - lengths[row])
         tokens += a + b if label else a
-    assert tokens == documents.tokens.tolist()
+    assert tokens == given_tokens
 
 
 def test_single_segments_literal() -> None:
     config = pretraining_config(tokenizer="bytes", sequence_length=6, **SINGLE)
-    _, packing = packed(["AB\nC\nD", "E", "ABCDE\nA"], config)
-    rows = packing.examples
+    rows, _, cut, _ = packed(["AB\nC\nD", "E", "ABCDE\nA"], config)
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "token_types"}
     assert rows["inputs"].tolist() == [
         [CLS, A, B, C, D, SEP],
@@ -183,31 +177,29 @@ def test_single_segments_literal() -> None:
     assert rows["inputs_position"].tolist()[1] == [0, 1, 2, 0, 0, 0]
     assert rows["inputs_segmentation"].tolist()[1] == [1, 1, 1, 0, 0, 0]
     assert not rows["token_types"].any()
-    assert packing.cut_sentences == 1
+    assert cut == 1
 
 
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.lists(st.text("abc", min_size=1, max_size=20), min_size=1, max_size=6), max_size=5), st.integers(3, 16))
 def test_single_segments_lose_nothing_and_are_full(texts: list[list[str]], length: int) -> None:
     fields = dict(tokenizer="bytes", sequence_length=length, num_token_types=0)
-    documents, packing = packed(["\n".join(sentences) for sentences in texts], pretraining_config(**fields, **SINGLE))
-    rows = packing.examples
+    rows, tokens, *_ = packed(["\n".join(sentences) for sentences in texts], pretraining_config(**fields, **SINGLE))
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation"}
     ordinary = rows["inputs"] >= 5
-    assert rows["inputs"][ordinary].tolist() == documents.tokens.tolist()
+    assert rows["inputs"][ordinary].tolist() == tokens
     assert (rows["inputs"][:, :1] == CLS).all()
     assert ((rows["inputs"] == SEP).sum(1) == 1).all()
 
 
 def test_stream_rows_literal() -> None:
     config = pretraining_config(**CLM, sequence_length=3)
-    _, packing = packed(["AB", "CD", "E"], config)  # A B | C D | E | : 8 tokens of stream
-    rows = packing.examples
+    rows, *_, dropped = packed(["AB", "CD", "E"], config)  # A B | C D | E | : 8 tokens of stream
     assert rows["inputs"].tolist() == [[A, B, SEP], [C, D, SEP]]
     assert rows["targets"].tolist() == [[B, SEP, C], [D, SEP, E]]
     assert rows["inputs_position"].tolist() == [[0, 1, 2]] * 2
     assert rows["inputs_segmentation"].tolist() == [[1, 1, 1]] * 2
-    assert packing.dropped_tokens == 1  # the last [SEP]
+    assert dropped == 1  # the last [SEP]
     assert set(rows) == {"inputs", "inputs_position", "inputs_segmentation", "targets"}
 
 
@@ -215,11 +207,10 @@ def test_stream_rows_literal() -> None:
 @given(st.lists(st.text("abc", min_size=1, max_size=20), max_size=6), st.integers(1, 9))
 def test_stream_rows_are_the_stream(texts: list[str], length: int) -> None:
     config = pretraining_config(**{**CLM, "num_token_types": 2}, sequence_length=length)
-    _, packing = packed(texts, config)
-    rows = packing.examples
+    rows, *_, dropped = packed(texts, config)
     stream = [number for text in texts for number in [*TOKENIZER.encode_batch([text])[0].tolist(), SEP]]
-    kept = len(stream) - packing.dropped_tokens
-    assert packing.dropped_tokens <= length
+    kept = len(stream) - dropped
+    assert dropped <= length
     assert [*stream[: min(kept, 1)], *rows["targets"].reshape(-1).tolist()] == stream[:kept]
     assert rows["inputs"].reshape(-1).tolist() == stream[: max(0, kept - 1)]
     assert len(rows["inputs"]) == max(0, len(stream) - 1) // length
@@ -252,7 +243,7 @@ def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(vocab_size: int, dtype:
     pairs = pretraining_config(sequence_length=9, vocab_size=vocab_size)
     stream = pretraining_config(**CLM, sequence_length=3, vocab_size=vocab_size)
     for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
-        rows = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0)).examples
+        rows, *_ = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0))
         assert set(rows) == fields
         assert rows["tokens"].dtype == dtype and rows["tokens"].max() == last
         assert all(values.dtype == np.int32 and values.flags.c_contiguous for values in full_examples(rows, config.model).values())

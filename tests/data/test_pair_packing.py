@@ -17,7 +17,7 @@ from mhsh.config.schema import TranslationDataConfig
 from mhsh.data.pairs import Pair
 from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer, train_subword
 from mhsh.data.synthetic import training_pairs
-from mhsh.data.translation import EncodedPairs, EncodedSide, encode_pairs, pack_pairs
+from mhsh.data.translation import EncodedSide, encode_pairs, pack_pairs
 from tests.data.preparing import translation_config
 
 T = 16
@@ -26,14 +26,14 @@ KEYS = {"inputs", "inputs_position", "inputs_segmentation", "decoder_inputs", "t
 Sentences = list[tuple[list[int], list[int]]]
 
 
-def encoded(pairs: Sentences) -> EncodedPairs:
-    """Pairs of ids, each side ending with the end mark, as `encode_pairs` gives them."""
+def encoded(pairs: Sentences) -> tuple[EncodedSide, EncodedSide]:
+    """Both sides of pairs, each sentence ending with the end mark, as `encode_pairs` gives them."""
 
     def side(sentences: list[list[int]]) -> EncodedSide:
         bounds = np.cumsum([0, *map(len, sentences)]).astype(np.int64)
         return EncodedSide(np.array([number for ids in sentences for number in ids], np.int32), bounds)
 
-    return EncodedPairs(side([source for source, _ in pairs]), side([target for _, target in pairs]))
+    return side([source for source, _ in pairs]), side([target for _, target in pairs])
 
 
 def read_back(rows: dict[str, np.ndarray]) -> list[Sentences]:
@@ -93,7 +93,7 @@ def first_fit(pairs: Sentences, open_rows: int) -> list[Sentences]:
 def test_packing_is_first_fit_and_loses_nothing(pairs: Sentences, open_rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mhsh.data.translation._OPEN_EXAMPLES", open_rows)
-        found = read_back(pack_pairs(encoded(pairs), T))
+        found = read_back(pack_pairs(*encoded(pairs), T))
     assert found == first_fit(pairs, open_rows)
 
 
@@ -110,7 +110,7 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
     data = replace(DATA, sequence_length=40 * per_letter)
     lengths = [(1, 1), (1, 5), (20, 9), (20, 10), (9, 20), (39, 38), (40, 39), (30, 31), (200, 1)]
     pairs = [Pair(letters(source), letters(target)) for source, target in lengths]
-    rows, counts = encode_pairs(tokenizer, pairs, data)
+    *sides, counts = encode_pairs(tokenizer, pairs, data)
     expected = []
     for source, target in lengths:
         longer, shorter = max(source, target) * per_letter, min(source, target) * per_letter
@@ -120,19 +120,18 @@ def test_encoding_drops_and_counts(tokenizer: SubwordTokenizer) -> None:
     assert (counts["pairs"], counts["too_long"], counts["unlike"]) == (tally["kept"], tally["too_long"], tally["unlike"])
     assert min(tally.values()) >= 2
     kept = [pair for pair, verdict in zip(pairs, expected, strict=True) if verdict == "kept"]
-    assert len(rows) == len(kept)
-    for side, texts in ((rows.source, [pair.source for pair in kept]), (rows.target, [pair.target for pair in kept])):
+    for side, texts in zip(sides, zip(*kept, strict=True), strict=True):
+        assert len(side.lengths) == len(kept)
         for number, ids in enumerate(tokenizer.encode_batch(texts)):
             np.testing.assert_array_equal(side.tokens[side.bounds[number] : side.bounds[number + 1]], [*ids, EOS_ID])
-    assert counts["source_tokens"] == rows.source.lengths.sum()
-    assert counts["target_tokens"] == rows.target.lengths.sum()
+    assert [counts["source_tokens"], counts["target_tokens"]] == [side.lengths.sum() for side in sides]
 
 
 def test_packed_rows_are_mostly_full() -> None:
     pairs = [Pair(*pair) for pair in training_pairs(3000)]
     tokenizer = train_subword([text for pair in pairs for text in pair], 400)
-    rows, counts = encode_pairs(tokenizer, pairs, replace(DATA, sequence_length=64, max_length_ratio=9.0))
-    packed = pack_pairs(rows, 64)
+    *sides, counts = encode_pairs(tokenizer, pairs, replace(DATA, sequence_length=64, max_length_ratio=9.0))
+    packed = pack_pairs(*sides, 64)
     assert counts["pairs"] == 3000
     assert max(counts["source_tokens"], counts["target_tokens"]) / packed["inputs"].size > 0.9
     assert sum(map(len, read_back(packed))) == 3000
