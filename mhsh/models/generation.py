@@ -22,9 +22,8 @@ from mhsh.models.devices import current_platform
 from mhsh.models.layers import Rotation, rotate, rotation
 from mhsh.models.residual import Residual, Stream
 from mhsh.models.seq2seq import Seq2Seq, SharedEmbeddings
-from mhsh.models.sublayer import Sublayer
-from mhsh.models.transformer import DecoderLayer, EncoderLayer, end_of_stack
-from mhsh.models.types import Batch, Stack, decoder_stack, encoder_stack
+from mhsh.models.transformer import Layer, end_of_stack
+from mhsh.models.types import SUBLAYERS, Batch, Stack, decoder_stack, encoder_stack
 
 # In a scan over layers a CPU copies the weights of each layer before it multiplies by them. Where
 # that copy does not stay in its cache, a program for each layer is faster, though slower to compile
@@ -73,27 +72,39 @@ def _attend(
     return attention.attend(rotate(attention.project_query(x), turns), key, value, mask, None).output(0.0)
 
 
-def _cached_attention(
-    attention: MultiHeadAttention,
+def _cached_layer(
+    layer: Layer,
+    stream: Stream,
     cache: KVCache,
     place: Int[Array, ""],
     mask: Bool[Array, "B 1 T S"],
     turns: Rotation | None = None,
-) -> tuple[Sublayer, list[KVCache]]:
-    """Self-attention with a cache, and a list to which it appends the cache with the keys and
-    values of its argument from `place` on.
+    source: KVCache | None = None,
+    source_mask: Bool[Array, "B 1 T source"] | None = None,
+) -> tuple[Stream, KVCache]:
+    """`Layer.__call__` with the keys and values of earlier tokens cached, and those of the source;
+    and the cache with those of these tokens from `place` on.
 
     XLA writes them in place, because the cache is read only afterwards and is never reshaped.
     """
-    extended: list[KVCache] = []
+    extended = cache
 
-    def sublayer(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        new = _project_cache(attention, x, turns)
+    def run(name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        nonlocal extended
+        module = getattr(layer, name)
+        if name == "feed_forward":
+            return module(x, None)
+        if name == "cross_attention":
+            assert source is not None and source_mask is not None, "only a decoder has it"
+            return _attend(module, x, source, source_mask)
+        new = _project_cache(module, x, turns)
         key = jax.lax.dynamic_update_slice_in_dim(cache.key, new.key, place, axis=2)
-        extended.append(KVCache(key, jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=1)))
-        return _attend(attention, x, extended[0], mask, turns)
+        extended = KVCache(key, jax.lax.dynamic_update_slice_in_dim(cache.value, new.value, place, axis=1))
+        return _attend(module, x, extended, mask, turns)
 
-    return sublayer, extended
+    for name in SUBLAYERS[layer.stack.name]:
+        stream = getattr(layer, f"{name}_residual")(stream, functools.partial(run, name))
+    return stream, extended
 
 
 class _End(nn.Module):
@@ -120,7 +131,7 @@ def encode(model: Seq2Seq, params: Any, batch: Batch) -> EncoderMemory:
     inputs_segmentation [B,S].
     """
     source = cast(Array, model.apply({"params": params}, batch, None, None, method=Seq2Seq.encode))
-    layer: Any = DecoderLayer(model.config, model.residual)
+    layer: Any = Layer(model.config, model.residual, decoder_stack(model.config))
 
     def project(params: Any) -> KVCache:
         return layer.apply({"params": params}, method=lambda layer: _project_cache(layer.cross_attention, source))
@@ -165,37 +176,21 @@ def decode_step(
     embeddings: Any = SharedEmbeddings(model.config)
     table = {"params": params["embeddings"]}
     x = embeddings.apply(table, tokens, position, None, method=SharedEmbeddings.target)
-    cross_mask = jnp.broadcast_to(memory.real[:, None, None, :], (len(tokens), 1, tokens.shape[1], memory.real.shape[1]))
-    layer: Any = DecoderLayer(model.config, model.residual)
+    rows, beam = tokens.shape
+    source_mask = jnp.broadcast_to(memory.real[:, None, None, :], (rows, 1, beam, memory.real.shape[1]))
+    mask = ancestry_mask.reshape(rows, beam, -1)[:, None]
     stack = decoder_stack(model.config)
+    layer: Any = Layer(model.config, model.residual, stack)
     stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     new_caches = []
     layers = [*zip(params["decoder"]["layers"], memory.layers, strict=True)] * model.config.loops
     for (layer_params, source), cache in zip(layers, caches, strict=True):
-        arguments = (stream, cache, source, position, ancestry_mask, cross_mask)
-        stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_decoder_step)
+        arguments = (stream, cache, position * beam, mask, None, source, source_mask)
+        stream, new_cache = layer.apply({"params": layer_params}, *arguments, method=_cached_layer)
         new_caches.append(new_cache)
     end: Any = _End(model.config, model.residual, stack)
     x = end.apply({"params": params["decoder"]}, stream)
     return embeddings.apply(table, x, method=SharedEmbeddings.logits), tuple(new_caches)
-
-
-def _decoder_step(
-    layer: DecoderLayer,
-    stream: Stream,
-    cache: KVCache,
-    source: KVCache,
-    position: Int[Array, ""],
-    ancestry_mask: Bool[Array, "B K T K"],
-    cross_mask: Bool[Array, "B 1 K S"],
-) -> tuple[Stream, KVCache]:
-    """DecoderLayer.__call__ for one new position of K hypotheses instead of T positions."""
-    beam = ancestry_mask.shape[1]
-    self_mask = ancestry_mask.reshape(*ancestry_mask.shape[:2], -1)[:, None]
-    self_attention, extended = _cached_attention(layer.self_attention, cache, position * beam, self_mask)
-    stream = layer.self_attention_residual(stream, self_attention)
-    stream = layer.cross_attention_residual(stream, lambda x: _attend(layer.cross_attention, x, source, cross_mask))
-    return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]
 
 
 def _unstack(stacked: Any, num_layers: int) -> tuple[Any, ...]:
@@ -307,14 +302,14 @@ def advance(
     batch = {"inputs": tokens, "inputs_position": positions, "token_types": jnp.zeros_like(tokens)}
     embeddings: Any = Embeddings(model.config)
     x = embeddings.apply({"params": params["embeddings"]}, batch, None)
-    layer: Any = EncoderLayer(model.config, model.residual)
+    stack = encoder_stack(model.config)
+    layer: Any = Layer(model.config, model.residual, stack)
     turns = rotation(model.config, positions)
 
     def apply_layer(stream: Stream, layer_state: tuple[Any, KVCache]) -> tuple[Stream, KVCache]:
         layer_params, cache = layer_state
-        return layer.apply({"params": layer_params}, stream, cache, place, mask[:, None], turns, method=_encoder_step)
+        return layer.apply({"params": layer_params}, stream, cache, place, mask[:, None], turns, method=_cached_layer)
 
-    stack = encoder_stack(model.config)
     stream = model.residual.start(model.config, stack, x, jnp.ones(tokens.shape, bool))
     layers = params["encoder"]["layers"]
     if isinstance(layers, tuple):
@@ -333,17 +328,3 @@ def next_logits(model: Bert, params: Any, hidden: Float[Array, "B T D"]) -> Floa
     """The logits of the token that follows each."""
     head: Any = PredictionHead(model.config)
     return head.apply({"params": params.get("prediction", {})}, hidden, params["embeddings"]["token"])
-
-
-def _encoder_step(
-    layer: EncoderLayer,
-    stream: Stream,
-    cache: KVCache,
-    place: Int[Array, ""],
-    mask: Bool[Array, "B 1 T S"],
-    turns: Rotation | None,
-) -> tuple[Stream, KVCache]:
-    """EncoderLayer.__call__ with the keys and values of earlier tokens cached."""
-    attention, extended = _cached_attention(layer.attention, cache, place, mask, turns)
-    stream = layer.attention_residual(stream, attention)
-    return layer.feed_forward_residual(stream, lambda x: layer.feed_forward(x, None)), extended[0]

@@ -25,7 +25,7 @@ from mhsh.models.kernels.join import Join, Operands, SavedNorm, ScanPlace, backw
 from mhsh.models.residual import NormedSum, Residual, Stream
 from mhsh.models.saved import record_saved, replay_saved
 from mhsh.models.sublayer import Branch
-from mhsh.models.types import SUBLAYERS, encoder_stack
+from mhsh.models.types import SUBLAYERS
 from mhsh.models.vectors import Packing, Path, pack, unpack
 
 
@@ -45,11 +45,12 @@ def scan_packed_layers(layer: Any, packing: Packing, num_layers: int, unroll: in
     class Scanned(nn.Module):
         config: Any
         residual: Any
+        stack: Any
 
         @nn.compact
         def __call__(self, stream: Stream, seeds: Seeds, context: Any) -> tuple[Stream, None]:
-            one = layer(self.config, self.residual, parent=None)
-            weight = self.residual.fixed_weight(encoder_stack(self.config))
+            one = layer(self.config, self.residual, self.stack, parent=None)
+            weight = self.residual.fixed_weight(self.stack)
             layers = _Layers(one, packing, unroll, make_join(self.config, weight, seeds is not None))
             return Stream(_apply_layers(layers, dict(self.variables["params"]), stream.x, seeds, context), None), None
 

@@ -13,7 +13,7 @@ from mhsh.models.attention import attention_mask, cross_attention_mask
 from mhsh.models.dropout import DropoutKey, dropout, seed_of, subkeys
 from mhsh.models.layers import embedding_init, position_table
 from mhsh.models.residual import Residual
-from mhsh.models.transformer import Decoder, DecoderContext, Encoder
+from mhsh.models.transformer import Context, Decoder, Encoder
 from mhsh.models.types import Batch, Outputs
 
 
@@ -78,9 +78,8 @@ class Seq2Seq(nn.Module):
         segmentation = jnp.asarray(batch["targets_segmentation"])
         source_key, encoder_key, target_key, decoder_key = subkeys(dropout_key, 4)
         source = self.encode(batch, source_key, encoder_key)
-        context = DecoderContext(
-            source, attention_mask(segmentation, causal=True), cross_attention_mask(segmentation, source_segmentation)
-        )
+        source_mask = cross_attention_mask(segmentation, source_segmentation)
+        context = Context(attention_mask(segmentation, causal=True), source=source, source_mask=source_mask)
         x = self.embeddings.target(jnp.asarray(batch["decoder_inputs"]), jnp.asarray(batch["targets_position"]), target_key)
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
         hidden = self.decoder(x, context, segmentation > 0, decoder_key)

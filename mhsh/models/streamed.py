@@ -29,11 +29,12 @@ def stream_groups(group: Any) -> Any:
     class Streamed(nn.Module):
         config: Any
         residual: Any
+        stack: Any
 
         @nn.compact
         def __call__(self, stream: Any, stacked: Any, context: Any) -> tuple[Any, None]:
             def apply(params: Any, *arguments: Any) -> Any:
-                return group(self.config, self.residual, parent=None).apply({"params": params}, *arguments)[0]
+                return group(self.config, self.residual, self.stack, parent=None).apply({"params": params}, *arguments)[0]
 
             return _apply_groups(apply, self.variables["params"], stream, stacked, context), None
 

@@ -83,9 +83,9 @@ def passes(owner: nn.Module, config: ModelConfig) -> tuple[int, ...]:
     return (config.loops,) if config.loops > 1 and not owner.is_initializing() else ()
 
 
-def stack_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tuple[int, ...]) -> Any:
-    """The module class of copies of `layer`, for the submodule `layers` of `owner`: their
-    parameters are packed, and gathered group by group where the policy says so.
+def stack_layers(owner: Encoder | Decoder, config: ModelConfig, stack: Stack, lengths: tuple[int, ...]) -> Any:
+    """The module class of all layers, for the submodule `layers` of `owner`: their parameters are
+    packed, and gathered group by group where the policy says so.
 
     The parameters of all layers are stacked on axis 0 (logical axis `layers`), and are the same in
     each pass. It is called with the carry, an argument that is stacked with an axis for each of
@@ -94,10 +94,10 @@ def stack_layers(layer: Any, owner: nn.Module, config: ModelConfig, lengths: tup
     layer_packing = None if _is_forward_only(owner) else packing(config, owner.get_variable("params", "layers"))
     gathers = config.remat_policy == "gathered_groups" and not _is_forward_only(owner)
     unroll = config.scan_unroll or UNROLL[current_platform()]
-    if layer_packing and isinstance(owner, Encoder) and scan.covers(config, owner.residual):
-        layers = scan.scan_packed_layers(layer, layer_packing, lengths[0], unroll)
+    if layer_packing and stack.name == "encoder" and scan.covers(config, owner.residual):
+        layers = scan.scan_packed_layers(Layer, layer_packing, lengths[0], unroll)
     else:
-        one = nn.map_variables(layer, "params", functools.partial(unpack, layer_packing)) if layer_packing else layer
+        one = nn.map_variables(Layer, "params", functools.partial(unpack, layer_packing)) if layer_packing else Layer
         scans = lengths[1:] if gathers else lengths
         # The layers of a group of one are recomputed as that group.
         policy = None if gathers and scans == (1,) else REMAT_POLICIES.get(config.remat_policy)
@@ -151,43 +151,55 @@ def _is_forward_only(owner: nn.Module) -> bool:
     return owner.is_initializing() or any(map(owner.is_mutable_collection, SOWN))
 
 
-class EncoderContext(NamedTuple):
-    """The arrays that the layers of an encoder read besides the residual stream."""
+class Context(NamedTuple):
+    """The arrays that the layers of a stack read besides the residual stream."""
 
-    mask: AttentionMask
-    rotation: Rotation | None  # of rotary positions
+    mask: AttentionMask  # of self-attention
+    rotation: Rotation | None = None  # of rotary positions
+    source: Float[Array, "B S D"] | None = None  # the encoder's output, which a decoder reads
+    source_mask: AttentionMask | None = None
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward, each added to the stream by the residual scheme."""
+class Layer(nn.Module):
+    """The sublayers of one layer of a stack (SUBLAYERS), each added to the stream by the residual
+    scheme.
+    """
 
     config: ModelConfig
     residual: type[Residual]
+    stack: Stack
 
     def setup(self) -> None:
-        stack = encoder_stack(self.config)
-        gain = self.residual.init_gain(stack)
-        self.attention = MultiHeadAttention(self.config, gain, self.residual.head_norms)
-        self.feed_forward = FeedForward(self.config, gain)
-        self.attention_residual = self.residual(self.config, stack, "attention")
-        self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
+        config, residual, stack = self.config, self.residual, self.stack
+        gain, norms = residual.init_gain(stack), residual.head_norms
+        if stack.name == "encoder":
+            self.attention = MultiHeadAttention(config, gain, norms)
+            self.attention_residual = residual(config, stack, "attention")
+        else:
+            self.self_attention, self.cross_attention = (MultiHeadAttention(config, gain, norms) for _ in range(2))
+            self.self_attention_residual = residual(config, stack, "self_attention")
+            self.cross_attention_residual = residual(config, stack, "cross_attention")
+        self.feed_forward = FeedForward(config, gain)
+        self.feed_forward_residual = residual(config, stack, "feed_forward")
 
-    def __call__(self, stream: Stream, seeds: Seeds, context: EncoderContext) -> tuple[Stream, None]:
-        attention_seeds, feed_forward_seeds = split_seeds(seeds, 2)
-        entered = stream
-        stream = self.attention_residual(stream, self._sublayer("attention", attention_seeds, context))
-        stream = self.feed_forward_residual(stream, self._sublayer("feed_forward", feed_forward_seeds, context))
+    def __call__(self, stream: Stream, seeds: Seeds, context: Context) -> tuple[Stream, None]:
+        names, entered = SUBLAYERS[self.stack.name], stream
+        for name, its_seeds in zip(names, split_seeds(seeds, len(names)), strict=True):
+            stream = getattr(self, f"{name}_residual")(stream, self._sublayer(name, its_seeds, context))
         return _leave_layer(self.config, entered, stream), None
 
-    def branch(self, name: str, x: Float[Array, "B T D"], seeds: Seeds, context: EncoderContext) -> Branch:
+    def branch(self, name: str, x: Float[Array, "B T D"], seeds: Seeds, context: Context) -> Branch:
         """The output of one sublayer, in parts."""
         return self._sublayer(name, seeds, context).branch(x)
 
-    def _sublayer(self, name: str, seeds: Seeds, context: EncoderContext) -> ModuleSublayer:
-        (mask, turns), drops = context, seeds is not None
-        if name == "attention":
-            return ModuleSublayer(self.attention, (None, mask, seeds, turns), drops)
-        return ModuleSublayer(self.feed_forward, (seeds,), drops)
+    def _sublayer(self, name: str, seeds: Seeds, context: Context) -> ModuleSublayer:
+        if name == "feed_forward":
+            arguments = (seeds,)
+        elif name == "cross_attention":
+            arguments = (context.source, context.source_mask, seeds)
+        else:
+            arguments = (None, context.mask, seeds, context.rotation)
+        return ModuleSublayer(getattr(self, name), arguments, drops=seeds is not None)
 
 
 class Encoder(nn.Module):
@@ -207,52 +219,9 @@ class Encoder(nn.Module):
         """Attention stays within a segment (0: padding); in a language model (clm) it is causal.
         Only rotary positions are read.
         """
-        config = self.config
-        lengths = scan_lengths(self, config, config.num_layers)
-        layers = stack_layers(EncoderLayer, self, config, lengths)(config, self.residual, name="layers")
-        mask = attention_mask(segmentation, causal=config.objective == "clm")
-        context = EncoderContext(mask, rotation(config, positions))
-        seeds = layer_seeds(dropout_key, (*passes(self, config), *lengths), len(SUBLAYERS["encoder"]))
-        stack = encoder_stack(config)
-        stream, _ = layers(self.residual.start(config, stack, x, segmentation > 0), seeds, context)
-        return end_of_stack(self.residual, config, stack, stream)
-
-
-class DecoderContext(NamedTuple):
-    """The arrays that the layers of a decoder read besides the residual stream."""
-
-    source: Float[Array, "B S D"]  # the encoder's output
-    self_mask: AttentionMask
-    cross_mask: AttentionMask
-
-
-class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention, feed-forward, each added to the stream by the residual
-    scheme.
-    """
-
-    config: ModelConfig
-    residual: type[Residual]
-
-    def setup(self) -> None:
-        stack = decoder_stack(self.config)
-        gain = self.residual.init_gain(stack)
-        self.self_attention = MultiHeadAttention(self.config, gain, self.residual.head_norms)
-        self.cross_attention = MultiHeadAttention(self.config, gain, self.residual.head_norms)
-        self.feed_forward = FeedForward(self.config, gain)
-        self.self_attention_residual = self.residual(self.config, stack, "self_attention")
-        self.cross_attention_residual = self.residual(self.config, stack, "cross_attention")
-        self.feed_forward_residual = self.residual(self.config, stack, "feed_forward")
-
-    def __call__(self, stream: Stream, seeds: Seeds, context: DecoderContext) -> tuple[Stream, None]:
-        self_seeds, cross_seeds, feed_forward_seeds = split_seeds(seeds, 3)
-        entered, drops = stream, seeds is not None
-        sublayer = ModuleSublayer(self.self_attention, (None, context.self_mask, self_seeds), drops)
-        stream = self.self_attention_residual(stream, sublayer)
-        sublayer = ModuleSublayer(self.cross_attention, (context.source, context.cross_mask, cross_seeds), drops)
-        stream = self.cross_attention_residual(stream, sublayer)
-        stream = self.feed_forward_residual(stream, ModuleSublayer(self.feed_forward, (feed_forward_seeds,), drops))
-        return _leave_layer(self.config, entered, stream), None
+        mask = attention_mask(segmentation, causal=self.config.objective == "clm")
+        context = Context(mask, rotation(self.config, positions))
+        return _run_layers(self, encoder_stack(self.config), self.config.num_layers, x, context, segmentation > 0, dropout_key)
 
 
 class Decoder(nn.Module):
@@ -263,16 +232,22 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], context: DecoderContext, real: Bool[Array, "B T"], dropout_key: DropoutKey
+        self, x: Float[Array, "B T D"], context: Context, real: Bool[Array, "B T"], dropout_key: DropoutKey
     ) -> Float[Array, "B T D"]:
         """`real` is False at padding; only Admin's profiling pass reads it."""
-        config = self.config
-        lengths = scan_lengths(self, config, config.num_decoder_layers)
-        layers = stack_layers(DecoderLayer, self, config, lengths)(config, self.residual, name="layers")
-        seeds = layer_seeds(dropout_key, (*passes(self, config), *lengths), len(SUBLAYERS["decoder"]))
-        stack = decoder_stack(config)
-        stream, _ = layers(self.residual.start(config, stack, x, real), seeds, context)
-        return end_of_stack(self.residual, config, stack, stream)
+        return _run_layers(self, decoder_stack(self.config), self.config.num_decoder_layers, x, context, real, dropout_key)
+
+
+def _run_layers(
+    owner: Encoder | Decoder, stack: Stack, num_layers: int, x: Array, context: Context, real: Array, dropout_key: DropoutKey
+) -> Float[Array, "B T D"]:
+    """The output of a stack, whose compact method this is."""
+    config, residual = owner.config, owner.residual
+    lengths = scan_lengths(owner, config, num_layers)
+    layers = stack_layers(owner, config, stack, lengths)(config, residual, stack, name="layers")
+    seeds = layer_seeds(dropout_key, (*passes(owner, config), *lengths), len(SUBLAYERS[stack.name]))
+    stream, _ = layers(residual.start(config, stack, x, real), seeds, context)
+    return end_of_stack(residual, config, stack, stream)
 
 
 def end_of_stack(residual: type[Residual], config: ModelConfig, stack: Stack, stream: Stream) -> Float[Array, "B T D"]:

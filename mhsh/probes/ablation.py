@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from mhsh.config.schema import ModelConfig
 from mhsh.errors import UserError
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.types import Batch, decoder_stack, encoder_stack, sort_stacks
-from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, map_examples, non_padding, plain_model, run_intercepted
+from mhsh.models.types import Batch, sort_stacks
+from mhsh.probes.interceptors import PROBE, after_layers, map_examples, non_padding, plain_model, run_intercepted
 from mhsh.probes.similarity import similarities
 
 
@@ -97,7 +97,7 @@ class _Losses:
             stack: params[stack] | {"layers": jax.tree.map(lambda leaf, stack=stack: leaf[order[stack]], params[stack]["layers"])}
             for stack in order
         }
-        outputs, _ = run_intercepted(self._model, ordered, batch, after_calls(STACK_OF_LAYER, _gate_layer), gates)
+        outputs, _ = run_intercepted(self._model, ordered, batch, after_layers(_gate_layer), gates)
         return total_loss(compute_metrics(outputs, batch), loss_weights(batch))
 
     def _compute_additions(self, params: Any, batch: Batch, gates: Any) -> Any:
@@ -110,7 +110,7 @@ class _Losses:
             return result
 
         def example_additions(example: Batch) -> Any:
-            _, sown = run_intercepted(self._model, params, example, after_calls(STACK_OF_LAYER, sow), gates)
+            _, sown = run_intercepted(self._model, params, example, after_layers(sow), gates)
             return {stack: found["layers"]["added"][0][:, 0] for stack, found in sown.items()}
 
         return jax.tree.map(lambda each: jnp.moveaxis(each, 0, 1), sort_stacks(map_examples(example_additions, batch)))
@@ -120,6 +120,5 @@ def _gate_layer(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
     """A layer whose stream passes it by where its gate is closed."""
     (after, nothing), before = result, args[0]
     opened = 1 + layer.perturb("gate", jnp.zeros(()), PROBE) > 0.5
-    stack = {"encoder": encoder_stack, "decoder": decoder_stack}[STACK_OF_LAYER[type(layer)]](layer.config)
-    skipped = layer.residual.skip_layer(layer.config, stack, before, after)
+    skipped = layer.residual.skip_layer(layer.config, layer.stack, before, after)
     return jax.tree.map(lambda one, other: jnp.where(opened, one, other), after, skipped), nothing

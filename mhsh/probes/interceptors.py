@@ -4,7 +4,7 @@ nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -15,15 +15,12 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.build import Model, build_model, xla_config
-from mhsh.models.transformer import DecoderLayer, EncoderLayer
+from mhsh.models.transformer import Layer
 from mhsh.models.types import Batch, Outputs
 
 # The collection that interceptors write to. Scans over layers stack it on axis 0
 # (mhsh/models/transformer.py, SOWN).
 PROBE = "probe"
-
-# The layers of each stack. The scan over them is a derived class and does not count.
-STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decoder"}
 
 # As flax calls it in place of every method of every module: with the method, its arguments (the
 # model's own methods have no keywords), and a context that has the module and the method's name.
@@ -31,13 +28,14 @@ STACK_OF_LAYER: dict[type, str] = {EncoderLayer: "encoder", DecoderLayer: "decod
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], Any]
 
 
-def after_calls(types: Container[type], function: Callable[[Any, tuple[Any, ...], Any], Any]) -> Interceptor:
-    """Replaces the result of modules of `types` by `function` of module, arguments and result."""
+def after_layers(function: Callable[[Layer, tuple[Any, ...], Any], Any]) -> Interceptor:
+    """Replaces the result of every layer by `function` of the layer, its arguments and result."""
 
     def interceptor(call: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], context: Any) -> Any:
         result = call(*args, **keywords)
-        is_meant = context.method_name == "__call__" and type(context.module) in types
-        return function(context.module, args, result) if is_meant else result
+        # The scan over layers is a derived class, and does not count.
+        is_layer = context.method_name == "__call__" and type(context.module) is Layer
+        return function(context.module, args, result) if is_layer else result
 
     return interceptor
 

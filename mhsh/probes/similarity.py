@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from mhsh.config.schema import ModelConfig
 from mhsh.models.types import Batch, sort_stacks
-from mhsh.probes.interceptors import PROBE, STACK_OF_LAYER, after_calls, non_padding, plain_model, run_intercepted
+from mhsh.probes.interceptors import PROBE, after_layers, non_padding, plain_model, run_intercepted
 
 Similarity = dict[str, dict[str, list[float]]]
 
@@ -47,13 +47,13 @@ def similarities(config: ModelConfig, params: Any, batches: Sequence[Batch]) -> 
     @jax.jit
     def collect(params: Any, batch: Batch) -> dict[str, Any]:
         def sow(layer: Any, args: tuple[Any, ...], result: Any) -> Any:
-            counts = non_padding(batch, STACK_OF_LAYER[type(layer)]).reshape(-1)
+            counts = non_padding(batch, layer.stack.name).reshape(-1)
             before, after = (layer.residual.total(stream).reshape(len(counts), -1) for stream in (args[0], result[0]))
             layer.sow(PROBE, "cka", linear_cka(before, after, counts))
             layer.sow(PROBE, "cosine", mean_cosine(before, after, counts))
             return result
 
-        return run_intercepted(model, params, batch, after_calls(STACK_OF_LAYER, sow))[1]
+        return run_intercepted(model, params, batch, after_layers(sow))[1]
 
     return [_to_lists(jax.device_get(collect(params, dict(batch)))) for batch in batches]
 

@@ -17,7 +17,7 @@ from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.residual import Stream
 from mhsh.models.schemes import closed_form_omega, deepnorm_constants
-from mhsh.models.transformer import Encoder, EncoderContext, EncoderLayer
+from mhsh.models.transformer import Context, Encoder, Layer
 from mhsh.models.types import Stack, decoder_stack, encoder_stack
 from tests.models.plain import JOINS, norm
 
@@ -186,11 +186,10 @@ def test_the_stream_keeps_its_own_dtype_under_bf16_compute(tiny, make_batch, ran
     outputs = jax.eval_shape(lambda params: forward(model, params, batch, None), params)
     assert outputs.logits.dtype == outputs.next_sentence.dtype == "float32"
     # Inside a layer the stream keeps it too, while the sublayers compute in bf16.
-    layer, first = EncoderLayer(config, SCHEMES[residual].residual), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
-    stream = SCHEMES[residual].residual.start(
-        config, encoder_stack(config), jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool)
-    )
-    context = EncoderContext(attention_mask(jnp.ones((1, 4), int), causal=False), None)
+    scheme, stack = SCHEMES[residual].residual, encoder_stack(config)
+    layer, first = Layer(config, scheme, stack), jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"])
+    stream = scheme.start(config, stack, jnp.zeros((1, 4, D), residual_dtype), jnp.ones((1, 4), bool))
+    context = Context(attention_mask(jnp.ones((1, 4), int), causal=False))
     seen = jax.eval_shape(lambda params: captured(layer, params, stream, None, context), first)
     assert seen["attention"].dtype == seen["feed_forward"].dtype == "bfloat16"
     assert seen["attention_residual"].x.dtype == seen["feed_forward_residual"].x.dtype == residual_dtype

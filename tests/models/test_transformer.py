@@ -18,7 +18,7 @@ from mhsh.config.entries import SCHEMES
 from mhsh.models.attention import attention_mask
 from mhsh.models.build import build_model, forward
 from mhsh.models.losses import compute_metrics, loss_weights, total_loss
-from mhsh.models.transformer import REMAT_POLICIES, Encoder, EncoderContext, EncoderLayer
+from mhsh.models.transformer import REMAT_POLICIES, Context, Encoder, Layer
 from mhsh.models.types import encoder_stack
 from tests.models.plain import norm
 
@@ -111,7 +111,7 @@ def test_dropout_is_drawn_anew_in_every_layer_and_by_every_key(tiny):
 def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
     config = tiny(residual=residual)
     strategy = SCHEMES[residual].residual
-    encoder, layer = Encoder(config, strategy), EncoderLayer(config, strategy)
+    encoder, layer = Encoder(config, strategy), Layer(config, strategy, encoder_stack(config))
     segments = jnp.asarray(SEGMENTS)
     mask = attention_mask(segments, causal=False)
     x = jax.random.normal(jax.random.key(0), (2, 8, 12))
@@ -120,7 +120,7 @@ def test_equals_a_python_loop_over_layers(tiny, random_like, error, residual):
 
     out = jax.jit(lambda params: encoder.apply({"params": params}, x, segments, None))(params)
 
-    one_layer = jax.jit(lambda params, stream: layer.apply({"params": params}, stream, None, EncoderContext(mask, None))[0])
+    one_layer = jax.jit(lambda params, stream: layer.apply({"params": params}, stream, None, Context(mask))[0])
     stream = strategy.start(config, encoder_stack(config), x, segments > 0)
     for index in range(config.num_layers):
         stream = one_layer(jax.tree.map(lambda stacked: stacked[index], params["layers"]), stream)  # noqa: B023
