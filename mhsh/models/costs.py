@@ -12,6 +12,7 @@ from mhsh.config.entries import SCHEMES, UPDATE_RULES
 from mhsh.config.schema import Config, DataConfig, ModelConfig, TranslationDataConfig
 from mhsh.config.shapes import feed_forward_kernels
 from mhsh.models.build import boxed_parameters
+from mhsh.models.parameters import parameter_path
 from mhsh.models.types import SUBLAYERS, decoder_stack, encoder_stack
 
 # Dense bf16 peak by jax's device_kind, FLOP/s, from the vendors' public data sheets. Where a kind
@@ -43,11 +44,6 @@ class Flops(NamedTuple):
     feed_forward: int
     residual: int  # of schemes that weigh several streams or blocks
     heads: int
-
-    @property
-    def layers(self) -> int:
-        """The layers of all stacks, without embeddings and heads."""
-        return self.total - self.heads
 
     @property
     def total(self) -> int:
@@ -138,21 +134,8 @@ def parameter_counts(model: ModelConfig) -> dict[str, int]:
     `embeddings`: with the token table, also where it is the output matrix. `heads`: all others.
     `total`: the sum.
     """
-    params = parameter_shapes(model)
-    stacks = {stack: params.get(stack, {}) for stack in SUBLAYERS}
-    omega = {stack: _size(_omega_leaves(part)) for stack, part in stacks.items()}
-    counts = {stack: _size(part) - omega[stack] for stack, part in stacks.items()} | {
-        "omega": sum(omega.values()),
-        "embeddings": _size(params["embeddings"]),
-        "heads": sum(_size(part) for name, part in params.items() if name not in (*SUBLAYERS, "embeddings")),
-    }
+    counts = dict.fromkeys((*SUBLAYERS, "omega", "embeddings", "heads"), 0)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(parameter_shapes(model)):
+        part, *_, name = parameter_path(path).split("/")
+        counts["omega" if name == "omega" else part if part in counts else "heads"] += math.prod(leaf.shape)
     return counts | {"total": sum(counts.values())}
-
-
-def _omega_leaves(tree: Any) -> list[Any]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return [leaf for path, leaf in paths if getattr(path[-1], "key", None) == "omega"]
-
-
-def _size(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
