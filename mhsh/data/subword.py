@@ -21,8 +21,6 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
 # A printable character for each of the 256 bytes, so that nothing is unknown.
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# BPE does not merge pairs that occur only once.
-_LEAST_FREQUENCY = 2
 
 
 class SubwordTokenizer:
@@ -79,7 +77,7 @@ def train_subword(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
         )
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        min_frequency=_LEAST_FREQUENCY,
+        min_frequency=2,  # pairs that occur only once are not merged
         special_tokens=[*SPECIALS],
         initial_alphabet=_ALPHABET,
         show_progress=False,

@@ -15,7 +15,6 @@ from mhsh.errors import UserError
 
 # The default direction is out of English, as in the papers on translation.
 _SOURCE_LANGUAGE = "en"
-_DEFAULT_SPLIT = "train"
 _NAME = re.compile(
     r"(?P<dataset>[\w/.-]+(?::\d[\w.]*)?)"  # wmt14_translate/de-en, wikipedia/20230601.en, perhaps with a version: :1.0.0
     r"(?::(?P<split>[a-z_]\w*(?:\[[^\]]*\])?))?"  # validation, or a slice such as train[:1000]
@@ -94,7 +93,7 @@ def _open(name: str) -> _PreparedSplit:
             f"tfds:{name} is not a name of a data set; write DATASET[:SPLIT[:SOURCE-TARGET]], such as tfds:wmt14_translate/de-en, "
             "tfds:wmt14_translate/de-en:validation:en-de or tfds:wikipedia/20230601.en:train[:10%]"
         )
-    builder, split = _builder(match["dataset"]), match["split"] or _DEFAULT_SPLIT
+    builder, split = _builder(match["dataset"]), match["split"] or "train"
     whole = split.partition("[")[0]
     if whole not in builder.info.splits:
         raise UserError(f"tfds:{name}: unknown split {whole!r}; allowed: {', '.join(builder.info.splits)}")

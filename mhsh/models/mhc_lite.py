@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -75,21 +75,15 @@ class MHCLite(Residual):
         return Stream(mixed + write[..., None] * branch.astype(x.dtype)[:, :, None], None)
 
 
-class Mixture(NamedTuple):
-    """The weights with which a sublayer reads, writes and mixes R streams."""
-
-    read: Float[Array, "B T R"]
-    write: Float[Array, "B T R"]
-    mixing: Float[Array, "B T R R"]
-
-
 class StreamWeights(Weights):
-    """The mixture of each token, from the RMSNorm of all its streams together; fp32."""
+    """The weights with which a sublayer reads, writes and mixes the R streams of each token, from
+    the RMSNorm of all of them together; fp32.
+    """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T R D"]) -> Mixture:
+    def __call__(self, x: Float[Array, "B T R D"]) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"], Float[Array, "B T R R"]]:
         streams, width = x.shape[2:]
         sizes = (streams, streams, math.factorial(streams))
         scale = self._param("norm_scale", nn.initializers.ones, ("streams", "embed"), (streams, width))
@@ -101,7 +95,7 @@ class StreamWeights(Weights):
         logits = jnp.repeat(alpha, jnp.array(sizes), total_repeat_length=sum(sizes)) * parts + bias
         read, write, weights = jnp.split(logits, [streams, 2 * streams], axis=-1)
         mixing = jnp.einsum("BTP,PQR->BTQR", jax.nn.softmax(weights, axis=-1), permutation_matrices(streams))
-        return Mixture(jax.nn.sigmoid(read), 2 * jax.nn.sigmoid(write), mixing)
+        return jax.nn.sigmoid(read), 2 * jax.nn.sigmoid(write), mixing
 
     def _param(self, name: str, init: Any, names: tuple[str, ...], shape: tuple[int, ...]) -> Array:
         return jnp.asarray(self.param(name, nn.with_logical_partitioning(init, names), shape))
