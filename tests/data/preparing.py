@@ -31,6 +31,8 @@ CONFIG = _BERT | {
 _PAIRS = dict(source="numbers:1500", max_length_ratio=2.0, validation_fraction=0.1, validation_sentences=0)
 _TRANSLATION = _TINY | {"model": _TINY["model"] | dict(vocab_size=400, max_positions=64), "data": _TINY["data"] | _PAIRS}
 CLM = dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes")
+# The layouts of rows of documents.
+LAYOUTS: dict[str, dict[str, Any]] = {"pairs": {}, "segments": dict(next_sentence=False, num_token_types=0), "stream": CLM}
 
 
 def translation_config(**fields: Any) -> Config:

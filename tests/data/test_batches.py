@@ -18,13 +18,8 @@ from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.random_numbers import derived_seed
 from mhsh.data.tables import ExampleTable
 from mhsh.data.wordpiece import Tokenizer
-from tests.data.preparing import digest, pretraining_config
+from tests.data.preparing import LAYOUTS, digest, pretraining_config
 
-LAYOUTS = {
-    "pairs": {},
-    "segments": dict(next_sentence=False, num_token_types=0),
-    "stream": dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes"),
-}
 B = 7
 
 

@@ -27,6 +27,7 @@ from mhsh.data.subword import train_subword
 from mhsh.errors import UserError
 from tests.data.conftest import printed
 from tests.data.preparing import (
+    LAYOUTS,
     digest,
     invented,
     prepared,
@@ -38,12 +39,7 @@ from tests.data.preparing import (
     write_pairs,
 )
 
-PRETRAINING: dict[str, dict[str, Any]] = {
-    "pairs": {},
-    "segments": dict(next_sentence=False, num_token_types=0),
-    "stream": dict(objective="clm", next_sentence=False, num_token_types=0, tokenizer="bytes"),
-    "stream of wordpiece": dict(objective="clm", next_sentence=False, num_token_types=2),
-}
+PRETRAINING = LAYOUTS | {"stream of wordpiece": dict(objective="clm", next_sentence=False, num_token_types=2)}
 TRANSLATION: dict[str, dict[str, Any]] = {
     "packed": {},
     "numbers": dict(source="numbers:1500"),

@@ -19,13 +19,7 @@ from mhsh.data.pretraining import PretrainingTask
 from mhsh.data.tables import ExampleTable, format_unknown
 from mhsh.data.wordpiece import SPECIALS, Tokenizer
 from mhsh.errors import UserError
-from tests.data.preparing import CLM, pretraining_config
-
-LAYOUTS = {
-    "pairs": {},
-    "segments": dict(next_sentence=False, num_token_types=0),
-    "stream": dict(objective="clm", next_sentence=False, num_token_types=0),
-}
+from tests.data.preparing import CLM, LAYOUTS, pretraining_config
 
 
 def load(config: Any, saved_vocab: Path | None = None) -> Corpus[Tokenizer]:
@@ -40,7 +34,7 @@ def documents_in(corpus: Corpus[Tokenizer], table: ExampleTable) -> set[str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_validation_shares_nothing_with_training(english_source: str, english: list[str], layout: str) -> None:
-    config = pretraining_config(**LAYOUTS[layout], source=english_source, tokenizer="bytes", sequence_length=100)
+    config = pretraining_config(**LAYOUTS[layout] | dict(source=english_source, tokenizer="bytes", sequence_length=100))
     corpus = load(config)
     train, validation = documents_in(corpus, corpus.train), documents_in(corpus, corpus.validation)
     assert len(validation) == corpus.counts["validation"]["documents"] > 2

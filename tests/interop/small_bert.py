@@ -108,6 +108,14 @@ def _profiled(model: ModelConfig, params: Any, seed: int) -> np.ndarray:
     return np.asarray(jax.jit(lambda fresh: profile_omega(model, fresh, batch))(fresh)["encoder"])
 
 
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees of arrays are equal to the byte."""
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
 def random_inputs(model: ModelConfig, seed: int = 0, rows: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Token ids, the mask of real tokens (rows of different lengths, the first full) and token
     types [B,T].

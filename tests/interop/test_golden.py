@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert
 from mhsh.models.losses import compute_metrics
-from tests.interop.small_bert import GOLDEN, HEADS, as_batch, outputs, small_model, small_tokenizer
+from tests.interop.small_bert import GOLDEN, HEADS, as_batch, outputs, same, small_model, small_tokenizer
 
 TOLERANCE = 1e-5  # absolute, fp32
 
@@ -66,10 +66,7 @@ def test_span():
 def test_import_then_export_gives_the_same_tensors_and_config(tmp_path, name):
     imported, _, _ = golden(name)
     export_bert(tmp_path, imported.model, imported.params, small_tokenizer(), lowercase=True, labels=imported.labels)
-    before, after = (load_file(folder / "model.safetensors") for folder in (GOLDEN / name, tmp_path))
-    assert before.keys() == after.keys()
-    for tensor, values in before.items():
-        assert values.dtype == after[tensor].dtype and values.tobytes() == after[tensor].tobytes(), tensor
+    assert same(*(load_file(folder / "model.safetensors") for folder in (GOLDEN / name, tmp_path)))
     there, here = (json.loads((folder / "config.json").read_text()) for folder in (GOLDEN / name, tmp_path))
     assert {field: there.get(field) for field in here if field != "problem_type"} == {
         field: value for field, value in here.items() if field != "problem_type"

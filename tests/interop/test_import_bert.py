@@ -20,7 +20,7 @@ from mhsh.interop.bert_tensors import parameters
 from mhsh.interop.export_bert import export_bert
 from mhsh.interop.import_bert import import_bert, reorder_for_task
 from mhsh.models.costs import parameter_shapes
-from tests.interop.small_bert import HEADS, as_batch, outputs, random_inputs, small_model, small_tokenizer, trained_params
+from tests.interop.small_bert import HEADS, as_batch, outputs, random_inputs, same, small_model, small_tokenizer, trained_params
 
 POOLER = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
 
@@ -66,24 +66,18 @@ def refusal(folder, heads, **options):
     return str(error.value)
 
 
-def equal(a, b):
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        x.dtype == y.dtype and x.tobytes() == y.tobytes() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
-
-
 @pytest.mark.parametrize("heads", HEADS)
 def test_export_then_import_gives_the_same_model(written, heads):
     model = small_model(**HEADS[heads])
     imported = read(written / heads, heads)
     assert imported.model == model
-    assert equal(imported.params, trained_params(model))
+    assert same(imported.params, trained_params(model))
     assert imported.fresh == imported.left_out == imported.notes == ()
     assert imported.files == (written / heads / "model.safetensors",)
 
 
 def test_one_file_with_config_json_beside_it(written):
-    assert equal(read(written / "mlm" / "model.safetensors", "mlm").params, read(written / "mlm", "mlm").params)
+    assert same(read(written / "mlm" / "model.safetensors", "mlm").params, read(written / "mlm", "mlm").params)
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -116,7 +110,7 @@ def bare(tensors):
 @pytest.mark.parametrize("change", [older, bare])
 def test_other_names_for_the_same_tensors(checkpoint, written, change):
     imported = read(checkpoint("pretraining", tensors=change), "pretraining")
-    assert equal(imported.params, read(written / "pretraining", "pretraining").params)
+    assert same(imported.params, read(written / "pretraining", "pretraining").params)
     assert imported.left_out == ()
 
 
@@ -124,7 +118,7 @@ def test_a_masked_language_model_that_kept_its_next_sentence_head(checkpoint, wr
     """As bert-base-uncased is published."""
     imported = read(checkpoint("pretraining", {"architectures": ["BertForMaskedLM"]}), "mlm")
     assert imported.model.next_sentence
-    assert equal(imported.params, read(written / "pretraining", "pretraining").params)
+    assert same(imported.params, read(written / "pretraining", "pretraining").params)
 
 
 def test_a_pooler_that_nothing_reads_is_left_out_and_named(checkpoint, written):
@@ -133,7 +127,7 @@ def test_a_pooler_that_nothing_reads_is_left_out_and_named(checkpoint, written):
 
     imported = read(checkpoint("mlm", tensors=add), "mlm")
     assert imported.left_out == POOLER
-    assert equal(imported.params, read(written / "mlm", "mlm").params)
+    assert same(imported.params, read(written / "mlm", "mlm").params)
 
 
 @pytest.mark.parametrize("heads", ["mlm", "pretraining", "span"])
@@ -153,7 +147,7 @@ def test_fresh_heads_take_the_body_alone(written):
     assert imported.fresh == ("classification/kernel", "classification/bias")
     assert set(imported.left_out) == {name for name in load_file(written / "pretraining" / "model.safetensors") if "cls." in name}
     whole = read(written / "pretraining", "pretraining").params
-    assert equal(imported.params, {part: whole[part] for part in ("embeddings", "encoder", "pooler")})
+    assert same(imported.params, {part: whole[part] for part in ("embeddings", "encoder", "pooler")})
 
     imported = read(written / "mlm", "classification", fresh_heads=True)
     assert imported.fresh == ("pooler/kernel", "pooler/bias", "classification/kernel", "classification/bias")

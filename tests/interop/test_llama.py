@@ -16,7 +16,7 @@ from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
 from mhsh.interop.llama import export_llama, import_llama
 from mhsh.interop.vocabulary import read_tokenizer, write_tokenizer
-from tests.interop.small_bert import LENGTH, outputs, small_tokenizer, trained_params
+from tests.interop.small_bert import LENGTH, outputs, same, small_tokenizer, trained_params
 from tests.interop.small_llama import small_model
 
 # Absolute, on logits of size 1 to 10, as of BERT's plain export. transformers computes in fp64: in
@@ -47,10 +47,6 @@ def exported(folder: Path, model: ModelConfig, params: Any) -> Path:
     folder.mkdir()
     export_llama(folder, model, params, ByteTokenizer())
     return folder
-
-
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture

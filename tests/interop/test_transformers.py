@@ -25,6 +25,7 @@ from tests.interop.small_bert import (
     as_batch,
     outputs,
     random_inputs,
+    same,
     small_config,
     small_model,
     small_tokenizer,
@@ -123,10 +124,6 @@ def exported(model: ModelConfig, params: Any, folder: Path) -> Any:
     assert not any(loading.values()), loading
     assert there.dtype == torch.float32
     return there.eval()
-
-
-def same(a: Any, b: Any) -> bool:
-    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() and a[name].shape == b[name].shape for name in a)
 
 
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
