@@ -102,9 +102,9 @@ def _gate_additions(outputs: list[tuple[str, Array]]) -> Callable[..., Any]:
             branch = _gate(module, "branch")
             return call(stream, lambda x: branch * jax.lax.stop_gradient(sublayer(x)))
         if isinstance(module, LayerNorm):
-            return _apply_frozen_norm(module, args[0])
+            return _apply_frozen_norm(module, *args, **keywords)
         if isinstance(module, Weights):
-            return jax.lax.stop_gradient(call(*args))
+            return jax.lax.stop_gradient(call(*args, **keywords))
         if type(module) in _STACKS:
             y = call(_gate(module, "input") * jax.lax.stop_gradient(args[0]), *args[1:])
             outputs.append((_STACKS[type(module)], y))

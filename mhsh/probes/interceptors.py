@@ -22,9 +22,9 @@ from mhsh.models.types import Batch, Outputs
 # (mhsh/models/transformer.py, SOWN).
 PROBE = "probe"
 
-# As flax calls it in place of every method of every module: with the method, its arguments (the
-# model's own methods have no keywords), and a context that has the module and the method's name.
-# Its result replaces the method's.
+# As flax calls it in place of every method of every module: with the method, its arguments (only a
+# user's scheme has keywords), and a context that has the module and the method's name. Its result
+# replaces the method's.
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], Any]
 
 

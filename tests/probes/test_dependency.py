@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from mhsh.config.entries import SCHEMES, add_residual
 from mhsh.errors import UserError
+from mhsh.models.layers import LayerNorm
 from mhsh.models.residual import Residual, Stream, Weights
 from mhsh.probes.dependency import dependency
 from tests.models.plain import JOINS, norm
@@ -68,6 +69,19 @@ def test_a_scheme_whose_stream_is_no_sum_of_parts_is_refused(tiny, make_batch, r
     Gated.gate = type("Free", (nn.Module,), {"__annotations__": {"config": Any}, "__call__": Gate.__call__})
     with pytest.raises(UserError, match=r"'gated': the shares in the encoder sum to .*, not to 1, .*\.residual\.Weights"):
         dependency(config, params, batch)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_scheme_may_call_its_parts_by_keyword(tiny, make_batch, random_params):
+    @add_residual("named")
+    class Named(Residual):
+        @nn.compact
+        def __call__(self, stream, sublayer):
+            added = Gate(self.config, name="gate_of")(x=stream.x) * sublayer(stream.x)
+            return Stream(LayerNorm(self.config, name="norm")(x=stream.x + added), None)
+
+    config = tiny(residual="named")
+    assert total(dependency(config, random_params(config), make_batch(SEGMENTS))["encoder"]) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("residual", JOINS)
