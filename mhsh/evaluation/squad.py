@@ -63,7 +63,8 @@ def _best_span(
         return 0, 0, -np.inf
     padded = np.concatenate([ends.astype(np.float64), np.full(max_answer_length - 1, -np.inf)])
     scores = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length) + starts.astype(np.float64)[:, None]
-    scores = np.where(window.is_best[:, None], scores, -np.inf)  # [first token, tokens - 1]
+    # [first token, tokens - 1]; nan is no score
+    scores = np.where(window.is_best[:, None] & (scores > -np.inf), scores, -np.inf)
     first, more = divmod(int(scores.argmax()), max_answer_length)
     return first, first + more, float(scores[first, more])
 

@@ -217,6 +217,14 @@ def test_every_pair_of_ends_tried_one_by_one(seed):
         assert answers[number].null_difference == pytest.approx(null - scores[best], rel=1e-5, abs=1e-6)
 
 
+def test_a_token_without_a_score_hides_no_other():
+    questions, windows, logits = answer_case(0)
+    logits[2, 0, windows[2].first + 1] = -np.inf
+    expected = find_answers(questions, windows, logits, LONGEST)
+    logits[2, 0, windows[2].first + 1] = np.nan
+    assert find_answers(questions, windows, logits, LONGEST) == expected
+
+
 def test_no_answer_is_given_where_it_scores_higher_by_more_than_the_threshold():
     questions, windows, logits = answer_case(0)
     logits[:, :, 0] = 100.0
