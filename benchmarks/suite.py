@@ -266,7 +266,7 @@ def _run_chosen(folder: Path, chosen: Sequence[Stage]) -> int:
     for stage in done:
         if not stage.is_run:
             print(f"\n{stage.name}: {stage.what}")
-            show(msgspec.json.decode((folder / f"{stage.name}.json").read_bytes(), type=BenchResults))
+            show(msgspec.convert(read_object(str(folder / f"{stage.name}.json")), BenchResults))
     if stopped is not None:
         print(f"stopped; the same command goes on: {len(done)} of {len(chosen)} stages are done")
         return 128 + stopped

@@ -55,6 +55,12 @@ def test_a_stage_that_does_not_exist(tmp_path, capsys):
     assert not (tmp_path / "measured").exists()
 
 
+def test_results_that_are_gone_are_named(tmp_path, capsys):
+    (tmp_path / "train-large.state.json").write_text('{"state": "done", "seconds": 2.0, "reason": ""}')
+    assert main([f"--out={tmp_path}", "--size=tiny", "--only=train-large"]) == 2
+    assert capsys.readouterr().err == f"benchmarks.suite: {tmp_path / 'train-large.json'} does not exist\n"
+
+
 @pytest.mark.slow
 def test_it_measures_and_goes_on_after_ctrl_c(tmp_path):
     folder = tmp_path / "measured"
