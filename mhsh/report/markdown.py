@@ -29,7 +29,7 @@ def to_markdown(claims: Sequence[str], pictures: Mapping[str, str], tables: Sequ
       claims: a sentence or a few each. All text is escaped.
       pictures: descriptions, by file beside this one.
       tables: their titles may be empty.
-      mark: what wrote it, as `check_replaceable` looks for it.
+      mark: what wrote it.
     """
     blocks = [f"<!-- {mark} -->", "\n".join(map(_item, claims))]
     blocks += [f"![{escape(words)}]({quote(file)})" for file, words in pictures.items()]
