@@ -198,7 +198,7 @@ class LoadedModel:
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
         probabilities = softmax(self.logits(text).logits[0, masks].astype(np.float64), axis=-1)
-        ordinary = np.flatnonzero(~tokenizer.is_special)
+        ordinary = tokenizer.ordinary_ids
         best = [(row, ordinary[np.argsort(-row[ordinary], kind="stable")[:top]].tolist()) for row in probabilities]
         return [[TokenProbability(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]
 

@@ -41,9 +41,8 @@ def mask_examples(
         weights [B,P] float32: 1 for a prediction, 0 where unused.
     """
     length, size = inputs.shape[1], data.max_predictions
-    is_ordinary = ~tokenizer.is_special
-    ordinary_ids = np.flatnonzero(is_ordinary).astype(np.int32)  # which a random token is drawn from
-    maskable = is_ordinary.take(inputs)
+    ordinary_ids = tokenizer.ordinary_ids  # which a random token is drawn from
+    maskable = ~tokenizer.is_special.take(inputs)
     num_maskable = maskable.sum(1)
     budget = np.rint(data.mask_fraction * num_maskable).astype(np.int64).clip(1, size)
     budget = np.minimum(budget, num_maskable)

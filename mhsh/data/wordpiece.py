@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -47,12 +48,17 @@ class Tokenizer(abc.ABC):
         """SHA-256, in hex, over everything that decides how text becomes ids."""
         return hashlib.sha256("\n".join((self._rules, *self.vocab)).encode("utf-8")).hexdigest()
 
-    @property
+    @functools.cached_property
     def is_special(self) -> Bool[np.ndarray, " V"]:
         """True for the five special tokens, by id."""
         special = np.zeros(self.vocab_size, bool)
         special[[self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id]] = True
         return special
+
+    @functools.cached_property
+    def ordinary_ids(self) -> Int32[np.ndarray, " n"]:
+        """The ids of all other tokens."""
+        return np.flatnonzero(~self.is_special).astype(np.int32)
 
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " n"]]:

@@ -137,5 +137,6 @@ def parameter_counts(model: ModelConfig) -> dict[str, int]:
     counts = dict.fromkeys((*SUBLAYERS, "omega", "embeddings", "heads"), 0)
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameter_shapes(model)):
         part, *_, name = parameter_path(path).split("/")
-        counts["omega" if name == "omega" else part if part in counts else "heads"] += math.prod(leaf.shape)
+        kind = "omega" if name == "omega" else part
+        counts[kind if kind in counts else "heads"] += math.prod(leaf.shape)
     return counts | {"total": sum(counts.values())}

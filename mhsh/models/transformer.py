@@ -241,7 +241,7 @@ class Decoder(nn.Module):
 def _run_layers(
     owner: Encoder | Decoder, stack: Stack, num_layers: int, x: Array, context: Context, real: Array, dropout_key: DropoutKey
 ) -> Float[Array, "B T D"]:
-    """The output of a stack, whose compact method this is."""
+    """The output of a stack. Called in the compact method of `owner`, which then has the layers."""
     config, residual = owner.config, owner.residual
     lengths = scan_lengths(owner, config, num_layers)
     layers = stack_layers(owner, config, stack, lengths)(config, residual, stack, name="layers")

@@ -55,8 +55,8 @@ def plan_run(config: Config, devices: Devices | None = None, together: int = 1) 
     model or the batch does not divide.
     """
     if devices is None:
-        first, *_ = found = jax.devices()
-        devices = Devices(len(found), count_slices(found), first.platform, device_bytes(first))
+        found = jax.devices()
+        devices = Devices(len(found), count_slices(found), found[0].platform, device_bytes(found[0]))
     boxed = boxed_state(config, build_optimizer(config))
     shape, mesh_choice = mesh_shape(config, boxed, devices.count, devices.slices)
     if devices.bytes is not None:

@@ -174,8 +174,8 @@ def unequal_conditions(pairs: Sequence[tuple[Group, Group]]) -> tuple[str, ...]:
         ours, theirs = flatten(one.config), flatten(other.config)
         differing = [path for path in ours if ours[path] != theirs.get(path) and path not in SEEDS]
         meant = [_TOKENS] if "train.num_steps" in differing else []
-        of_batches = ("data.", "train.batch_size", "train.accumulation_steps", "train.eval_batches")
-        if any(path.startswith(of_batches) for path in differing):
+        of_batches = ("train.batch_size", "train.accumulation_steps", "train.eval_batches")
+        if any(path.startswith("data.") or path in of_batches for path in differing):
             meant += [_TOKENS, *_FOLLOW_THE_SEED]
         unit = unit_mismatch([*one.runs, *other.runs])
         unequal = fairness(other, one, (SHAPE, *differing)).unequal
