@@ -224,7 +224,7 @@ FEWER_STEPS = OWN_TEXT + "".join(f" --config.{each}" for each in FEWER)
 @pytest.mark.parametrize("change", [FEWER_STEPS, pytest.param("", marks=pytest.mark.slow)], ids=["two-steps", "as-they-stand"])
 def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> None:
     """In an empty folder, in order: both runs train, and their losses are compared. The sweep's
-    18 runs are planned only.
+    24 runs are planned only.
     """
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "numbers.txt").write_text(NUMBERS)
@@ -232,7 +232,7 @@ def test_the_commands_of_the_readme(site: str, tmp_path: Path, change: str) -> N
     commands = [shlex.split(command.replace("\\\n", " ") + changes[command.split()[1]]) for command in readme_commands()]
     assert {command[0] for command in commands} == {"mhsh"}
     printed = run(sys.executable, "-c", COMMANDS, json.dumps([command[1:] for command in commands]), cwd=tmp_path, PYTHONPATH=site)
-    assert "12 of them choose lr" in printed and "at least 18 runs" in printed
+    assert "18 of them choose lr" in printed and "at least 24 runs" in printed
     table = json.loads((tmp_path / "report.json").read_bytes())["report"]["tables"][0]
     found = [dict(zip([column["name"] for column in table["columns"]], row["cells"], strict=True)) for row in table["rows"]]
     if change:  # no run learns anything in two steps

@@ -67,6 +67,7 @@ LOOPED = {"model.loops": 2}
 @pytest.mark.parametrize(
     ("task", "variant", "shape", "overrides"),
     [
+        ("bert", "2l8h", (2, 1, 1), {}),
         pytest.param("bert", "16l1h", (2, 2, 2), {}, marks=pytest.mark.slow),
         # One head of keys and values, which is not cut.
         pytest.param("gpt", "12l2h_gqa", (1, 4, 2), {}, marks=pytest.mark.slow),
@@ -298,15 +299,17 @@ def test_no_two_masks_of_dropout_are_alike(make_config, monkeypatch, task, varia
     small = {"model.num_layers": 2, "train.batch_size": 8, "train.accumulation_steps": 2, "data.sequence_length": 16}
     config = make_config(task, variant, **rates, **small)
     masks: set[tuple[tuple[int, ...], bytes]] = set()
+    seeds: set[bytes] = set()  # which masks of two shapes must not share either
     real = dropout_module._drop_by_hash
 
-    def note(mask):
+    def note(mask, seed):
         masks.add((mask.shape, np.packbits(mask).tobytes()))
+        seeds.add(np.asarray(seed).tobytes())
         return np.float32(0)
 
     def seen(x, seed, rate):
         kept = real(jnp.ones(x.shape, x.dtype), seed, rate) != 0
-        zero = jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), kept)  # flax's scan takes no effects
+        zero = jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), kept, seed)  # flax's scan takes no effects
         return real(x, seed, rate) + zero.astype(x.dtype)
 
     monkeypatch.setattr(dropout_module, "_drop_by_hash", seen)
@@ -315,7 +318,7 @@ def test_no_two_masks_of_dropout_are_alike(make_config, monkeypatch, task, varia
     for _ in range(2):
         state, _ = step(state, put_batch(batch, mesh_of(*shape)))
     jax.block_until_ready(state)
-    assert len(masks) == 2 * 2 * 2 * sites
+    assert (len(masks), len(seeds)) == (2 * 2 * 2 * sites, 2 * 2 * sites)
 
 
 def test_the_program_does_not_grow_with_depth(make_config):
