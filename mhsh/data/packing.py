@@ -127,9 +127,9 @@ def split_limit(model: ModelConfig, data: DataConfig) -> int:
 
 def pack(
     documents: TokenDocuments, tokenizer: Tokenizer, model: ModelConfig, data: DataConfig, rng: np.random.Generator
-) -> tuple[Examples, dict[str, int]]:
-    """Examples in one of three layouts; and the counts of `cut_sentences`, which are too long for
-    an example, and of `dropped_tokens`. No layout repeats or invents a token.
+) -> tuple[Examples, int, int]:
+    """Examples in one of three layouts, and how many sentences (mlm) were cut and tokens (clm)
+    dropped. No layout repeats or invents a token.
 
     mlm with next_sentence: [CLS] A [SEP] B [SEP], where A and B are runs of whole sentences.
       `next_sentence` is 1 where B follows A in its document, 0 where B comes from another document.
@@ -148,14 +148,14 @@ def pack(
     length = data.sequence_length
     if model.objective == "clm":
         examples, dropped = _stream_examples(documents, tokenizer, length)
-        return examples, {"cut_sentences": 0, "dropped_tokens": dropped}
+        return examples, 0, dropped
     pieces, cut = cut_long_sentences(documents, split_limit(model, data))
     if model.next_sentence:
         edges, is_next = _plan_pairs(pieces, length - 3, rng)
         examples = _gather(pieces, edges, tokenizer, length) | {"next_sentence": is_next}
     else:
         examples = _gather(pieces, _plan_segments(pieces, length - 2), tokenizer, length)
-    return examples, {"cut_sentences": cut, "dropped_tokens": 0}
+    return examples, cut, 0
 
 
 def full_examples(packed: Examples, model: ModelConfig) -> Examples:

@@ -110,7 +110,7 @@ class PretrainingTask(StreamedTask[Tokenizer]):
         tokenised = tokenise(texts, tokenizer, _lines if is_clm else sentences)
         purpose = TRAIN_PAIRS if split == TRAIN else VALIDATION_PAIRS
         rng = np.random.default_rng((self.data.seed, purpose, chunk))
-        examples, counts = pack(tokenised, tokenizer, self.model, self.data, rng)
+        examples, cut_sentences, dropped_tokens = pack(tokenised, tokenizer, self.model, self.data, rng)
         tokens = examples["tokens"]
         num_positions = len(tokens) * self.data.sequence_length
         counted = tokens[:, 1:] if is_clm else tokens
@@ -118,10 +118,11 @@ class PretrainingTask(StreamedTask[Tokenizer]):
             "documents": tokenised.num_documents,
             "empty_documents": len(texts) - tokenised.num_documents,
             "sentences": len(tokenised.sentence_bounds) - 1,
+            "cut_sentences": cut_sentences,
             "rows": len(tokens),
             "positions": num_positions,
             "tokens": num_positions if is_clm else int(examples["ends"][:, 1].sum()),
-            **counts,
+            "dropped_tokens": dropped_tokens,
             **tokenised.unknown_counts,
             "token_counts": np.bincount(counted.reshape(-1), minlength=tokenizer.vocab_size),
         }

@@ -102,8 +102,8 @@ def test_cutting_parts_long_sentences_and_nothing_else(texts: list[list[str]], l
 def packed(texts: list[str], config: Config, seed: int = 0) -> tuple[dict[str, np.ndarray], list[int], int, int]:
     """The rows in full, the tokens of the documents, and how many were cut and dropped."""
     documents = tokenise(texts, TOKENIZER, lines)
-    examples, counts = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
-    return full_examples(examples, config.model), documents.tokens.tolist(), counts["cut_sentences"], counts["dropped_tokens"]
+    examples, cut, dropped = pack(documents, TOKENIZER, config.model, config.data, np.random.default_rng(seed))
+    return full_examples(examples, config.model), documents.tokens.tolist(), cut, dropped
 
 
 def segments(rows: dict[str, np.ndarray], row: int) -> tuple[list[int], list[int]]:
@@ -243,7 +243,7 @@ def test_rows_are_kept_in_as_few_bytes_as_their_ids_need(vocab_size: int, dtype:
     pairs = pretraining_config(sequence_length=9, vocab_size=vocab_size)
     stream = pretraining_config(**CLM, sequence_length=3, vocab_size=vocab_size)
     for config, fields in ((pairs, {"tokens", "ends", "next_sentence"}), (stream, {"tokens"})):
-        rows, _ = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0))
+        rows, *_ = pack(documents, tokenizer, config.model, config.data, np.random.default_rng(0))
         assert set(rows) == fields
         assert rows["tokens"].dtype == dtype and rows["tokens"].max() == last
         assert all(values.dtype == np.int32 and values.flags.c_contiguous for values in full_examples(rows, config.model).values())
