@@ -81,6 +81,10 @@ STAGES = {
     "copying": f"study:recall heads_per_layer=4,2,1 {FASTER} {MUON} --config.data.source=copying:30",
     "books": f"study:decoder heads_per_layer=4,1 lr=4e-3,8e-3,1.6e-2 {EIGHT} {MUON}"
     " --config.train.num_steps=2550 --config.optimizer.decay_steps=510",
+    "wider": f"study:decoder heads_per_layer=4,1 lr=5.7e-3,8e-3,1.1e-2 seed=0,1,2,3,4,5 {CHOICE} --margin=0.02 {MUON}"
+    " --config.model.embed_dim=128 --config.model.head_dim=32 --config.model.mlp_dim=352 --config.train.batch_size=16"
+    " --config.train.num_steps=4300 --config.optimizer.decay_steps=860"
+    " --config.train.eval_interval=430 --config.train.eval_batches=64",
     "larger": f"study:larger heads_per_layer=8,1 lr=4e-3,8e-3,1.6e-2 seed=0,1,2,3,4,5 {CHOICE} {MUON}",
     "example": f"quickstart:6l4h_post_ln heads_per_layer=6,1 scheme=admin,post_ln,pre_ln lr=1e-3,2e-3,4e-3 {SEEDS}"
     " --config.model.num_heads=6 --config.model.embed_dim=192 --config.model.mlp_dim=768",

@@ -42,6 +42,7 @@ PARTS = {
     "decoder_kv": "A standard decoder: heads that share keys and values",
     "decided": "A standard decoder at 20 tokens a parameter, decided",
     "books": "A standard decoder on novels",
+    "wider": "A standard decoder, twice as wide",
     "larger": "A standard decoder of five million parameters",
     "recall": "Associative recall, one key at once",
     "recall_two": "Associative recall, two keys at once",
