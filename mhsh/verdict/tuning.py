@@ -62,14 +62,18 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     table = np.array([[losses[rate][key] for key in keys] for rate in trained])
     means = table.mean(axis=1)
     best = int(means.argmin())
+    rate, place = trained[best], rates.index(trained[best])
+    at_edge = place == len(rates) - 1 or (place == 0 and rate > 0)  # there is none below zero
+    if rates[0] <= 0:  # as of a weight decay: no octave leads to zero
+        if rates[max(place - 1, 0)] <= 0:
+            return Optimum(rate, float(means[best]), 0.0, math.inf, at_edge)
+        return find_optimum({each: row for each, row in losses.items() if each > 0}, reporting)
     octaves = np.log2(np.array(trained) / trained[best])
     distance = abs(np.arange(len(trained)) - best)
     near = (distance <= 1) | (abs(octaves) <= FIT_REACH + _RATE_ROUNDING)
     if near.sum() < 3:  # the best is the first or last that trained
         near = distance <= 2
     error = _noise(table[near], reporting) / math.sqrt(len(keys))  # of a mean loss
-    rate, place = trained[best], rates.index(trained[best])
-    at_edge = place in (0, len(rates) - 1)
     if near.sum() < 3 or math.isnan(error):
         return Optimum(rate, float(means[best]), 0.0, math.inf, at_edge)
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
@@ -104,11 +108,11 @@ def rates_to_add(losses: Mapping[float, Mapping[Replicate, float]], optimum: Opt
 
     They are the middles (of the logarithm) between the best rate and its neighbours, and an octave
     beyond an edge. There are none where it is small enough, or where the rates are half an octave
-    apart: more choosing seeds would then help.
+    apart: more choosing seeds would then help. Zero counts as no rate.
     """
-    if float(ndtri(0.5 + CONFIDENCE / 2)) * optimum.hidden_error <= half_width / 2:
+    if optimum.rate <= 0 or float(ndtri(0.5 + CONFIDENCE / 2)) * optimum.hidden_error <= half_width / 2:
         return ()
-    rates = sorted(losses)
+    rates = sorted(rate for rate in losses if rate > 0)
     place = rates.index(optimum.rate)
     beyond = [rate for rate, edge in ((rates[0] / 2, place == 0), (rates[-1] * 2, place == len(rates) - 1)) if edge]
     gaps = [

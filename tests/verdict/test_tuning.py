@@ -118,3 +118,21 @@ def test_refining_halves_the_gaps_around_the_best_until_little_is_hidden() -> No
     assert rates_to_add(finer, dataclasses.replace(optimum(finer), hidden_error=1.0), 0.001) == ()  # half an octave apart
     assert rates_to_add(losses, dataclasses.replace(found, rate=0.008, hidden_error=math.inf), 1.0) == (0.00566, 0.016)
     assert rates_to_add(losses, dataclasses.replace(found, rate=0.0005, hidden_error=math.inf), 1.0) == (0.00025, 0.000707)
+
+
+def test_zero_is_a_value_without_a_logarithm() -> None:
+    """As of a weight decay: it may be the best, and no octave leads to it."""
+
+    def row(loss: float) -> dict[Replicate, float]:
+        return {(0, 0): loss, (1, 1): loss + 0.1 + 0.01 * loss**2}
+
+    losses = {0.0: row(2.0), 0.1: row(1.9), 0.2: row(2.1)}
+    found = optimum(losses)
+    assert (found.rate, found.at_edge, found.hidden_error) == (0.1, False, math.inf)
+    assert rates_to_add(losses, found, 1.0) == (0.05, 0.141)
+    found = optimum(losses | {0.0: row(1.8)})
+    assert (found.rate, found.at_edge, found.hidden_error) == (0.0, False, math.inf)
+    assert rates_to_add(losses, found, 1.0) == ()
+    positive = {0.1: row(2.1), 0.2: row(1.9), 0.4: row(2.1)}
+    assert optimum(positive | {0.0: row(2.2)}) == optimum(positive)
+    assert math.isfinite(optimum(positive).hidden_error)
