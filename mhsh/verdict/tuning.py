@@ -228,12 +228,17 @@ def _tune(experiment: Experiment, path: str, choosing: int | None, key: str) -> 
     return dataclasses.replace(experiment, groups=groups)
 
 
-def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[float]:
+def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[int | float]:
     """The values that `mhsh sweep --refine` tries next, in ascending order, until what each grid
     may hide is at most half of `half_width`, that of the interval of a difference.
     """
-    found = [(choice.measured, choice.optimum) for choice in choices if choice.optimum is not None]
-    return sorted({value for losses, optimum in found for value in rates_to_add(losses, optimum, half_width)})
+    added: set[int | float] = set()
+    for choice in choices:
+        if choice.optimum is not None:
+            values = rates_to_add(choice.measured, choice.optimum, half_width)
+            # Of a field of whole numbers, the nearest ones that are new and above zero.
+            added |= {*(map(round, values) if kind_of(choice.over) is int else values)} - {0, *choice.measured}
+    return sorted(added)
 
 
 def _tune_family(

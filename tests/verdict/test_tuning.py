@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mhsh.verdict.estimate import Replicate
-from mhsh.verdict.groups import Optimum
-from mhsh.verdict.tuning import find_optimum, rates_to_add
+from mhsh.verdict.groups import Choice, Optimum
+from mhsh.verdict.tuning import find_optimum, rates_to_add, values_to_add
 
 RATES = (0.0005, 0.001, 0.002, 0.004, 0.008)
 
@@ -136,3 +136,10 @@ def test_zero_is_a_value_without_a_logarithm() -> None:
     positive = {0.1: row(2.1), 0.2: row(1.9), 0.4: row(2.1)}
     assert optimum(positive | {0.0: row(2.2)}) == optimum(positive)
     assert math.isfinite(optimum(positive).hidden_error)
+
+
+def test_whole_numbers_are_refined_by_whole_numbers() -> None:
+    losses = {value: {(0, 0): loss, (1, 1): loss} for value, loss in ((10.0, 2.1), (20.0, 2.0), (40.0, 2.1))}
+    found = dataclasses.replace(optimum(losses), hidden_error=math.inf)
+    added = values_to_add(1.0, [Choice("optimizer.warmup_steps", "validation loss", losses, found, 6, ())])
+    assert added == [14, 28] and all(isinstance(value, int) for value in added)
