@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from mhsh.sweep.axes import parents
-from mhsh.sweep.folder import Plan, SweepFolder, Tuning
+from mhsh.sweep.folder import ENDED, Plan, SweepFolder, Tuning
 from mhsh.verdict.experiment import load_experiment, planned_experiment
 from mhsh.verdict.tuning import tune
 
@@ -16,8 +16,9 @@ class CellSelection:
     choose, and of the others those at the values that are chosen.
     """
 
-    def __init__(self, folder: SweepFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: SweepFolder, says_new: bool = True) -> None:
+        """With `says_new`, a value is said when it is chosen."""
+        self._folder, self._says_new = folder, says_new
         self._plan: Plan | None = None  # that `_choosing` is of
         self._choosing: list[tuple[str, ...]] = []  # the choosing cells of each setting
         self._reporting: tuple[int, list[str]] = 0, []  # of so many settings whose choosing cells have ended
@@ -42,11 +43,17 @@ class CellSelection:
             if group.choice is None or not group.choice.is_final:
                 continue
             best = group.choice.optimum
-            if group.name not in self._said:
+            if self._says_new and group.name not in self._said:
                 self._said.add(group.name)
                 print(f"{choosing.over} of {group.name}: {'no value trains' if best is None else f'{best.rate:g}'}", flush=True)
             names += [] if best is None else [member.name for member in group.members]
         return names
+
+
+def cells_left(folder: SweepFolder, plan: Plan) -> list[str]:
+    """The cells that are to be trained, and have not ended."""
+    ended = {cell.name for cell in plan.cells if folder.outcome(cell.name).kind in ENDED}
+    return [name for name in CellSelection(folder, says_new=False)(plan, ended) if name not in ended]
 
 
 def _add_parents(plan: Plan, names: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from mhsh import text
 from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.cli.early_stop import report_stop
 from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
-from mhsh.cli.selection import CellSelection
+from mhsh.cli.selection import CellSelection, cells_left
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import scales_layers, shape_name
@@ -181,10 +181,9 @@ def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions
 
 
 def _is_adding(folder: SweepFolder, current: Plan | None, add_seeds: int) -> bool:
-    """Whether the last command added as many, and not all cells have ended: it goes on."""
-    if current is None or not current.history or current.history[-1].command != f"--add-seeds={add_seeds}":
-        return False
-    return any(folder.outcome(cell.name).kind not in ENDED for cell in current.cells)
+    """Whether the last command added as many, and not all cells needed have ended: it goes on."""
+    added = [each.command for each in current.history if each.command != "--refine"] if current is not None else []
+    return current is not None and added[-1:] == [f"--add-seeds={add_seeds}"] and bool(cells_left(folder, current))
 
 
 def _add_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,13 +20,14 @@ import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
-from mhsh.cli.sweep import make_plan, print_plan
+from mhsh.cli.sweep import _add_values, make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, SweepFolder, Tuning
 from tests.conftest import ROOT, load_fields
+from tests.sweeps import write_sweep
 
 CONFIG = [
     "--config=configs/evidence.py:heads",
@@ -175,6 +177,32 @@ def test_seeds_that_are_added_do_not_choose(tmp_path):
     # More of the sample are the same values and others between.
     assert main(["sweep", f"--workdir={folder.path}", "--axes", "lr=1e-3..1e-2", "seed=0", "--sample=5", "--parallel=0"]) == 0
     assert folder.read_plan().axes[0].values == (0.001, 0.00178, 0.00237, 0.00316, 0.00562)
+
+
+def tuned(path: Path, axes: list[str], ends: dict[str, Any]) -> SweepFolder:
+    """A sweep of which the first seed chooses the rate."""
+    fields = load_fields("evidence", "heads")
+    folder = write_sweep(path, fields, axes, ends)
+    folder.open_for(dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1), fields=fields))
+    return folder
+
+
+def test_seeds_are_added_once_more_where_all_cells_that_are_needed_have_ended(tmp_path):
+    """Cells at values that were not chosen never run. What was refined since does not count."""
+    names = [f"learning_rate-{rate}_seed-{seed}" for rate, seed in (("0.001", 0), ("0.002", 0), ("0.002", 1))]
+    folder = tuned(tmp_path / "s", ["lr=1e-3,2e-3", "seed=0,1"], dict(zip(names, (2.0, 1.0, 1.1), strict=True)))
+    more = ["sweep", f"--workdir={folder.path}", "--add-seeds=1", "--parallel=0"]
+
+    def seeds() -> tuple[Any, ...]:
+        assert main(more) == 0
+        return folder.read_plan().axes[1].values
+
+    assert [seeds(), seeds()] == [(0, 1, 2)] * 2
+    folder.finish("learning_rate-0.002_seed-2", 2, "ended, in some way")
+    assert [seeds(), seeds()] == [(0, 1, 2, 3)] * 2
+    plan = folder.read_plan()
+    folder.open_for(make_plan(_add_values(plan.axes, plan.axes[0].path, [0.004]), plan.fields, plan.choosing), "--refine")
+    assert seeds() == (0, 1, 2, 3)
 
 
 @pytest.fixture
