@@ -115,6 +115,7 @@ class Choice:
     optimum: Optimum | None  # None: at no value all choosing runs trained
     trials: int  # choosing runs that have ended
     choosing: tuple[str, ...]  # names of the choosing runs
+    values: tuple[float, ...]  # all that there are, tried or not
 
     @property
     def highest_trained(self) -> float | None:

@@ -236,8 +236,9 @@ def values_to_add(half_width: float, choices: Iterable[Choice]) -> list[int | fl
     for choice in choices:
         if choice.optimum is not None:
             values = rates_to_add(choice.measured, choice.optimum, half_width)
-            # Of a field of whole numbers, the nearest ones that are new and above zero.
-            added |= {*(map(round, values) if kind_of(choice.over) is int else values)} - {0, *choice.measured}
+            # Of a field of whole numbers, the nearest ones that are new and above zero. What is
+            # planned already is not new, though its runs may have failed.
+            added |= {*(map(round, values) if kind_of(choice.over) is int else values)} - {0, *choice.values}
     return sorted(added)
 
 
@@ -264,7 +265,7 @@ def _tune_family(
     if optimum and len(choosing) == 1:  # the noise is that of the reporting seeds
         optimum = find_optimum(table, [_value(each, measure) for each in group.trained_members if each.replicate in reporting])
     names = tuple(member.name for members in trials.values() for member in members)
-    choice = Choice(path, measure.name, values, optimum, sum(map(len, ended.values())), names)
+    choice = Choice(path, measure.name, values, optimum, sum(map(len, ended.values())), names, tuple(by_value))
     members = tuple(each for each in group.members if each.replicate in reporting)
     return dataclasses.replace(group, members=members, choice=choice)
 

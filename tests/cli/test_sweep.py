@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
-from mhsh.cli.sweep import _add_values, make_plan, print_plan
+from mhsh.cli.sweep import _add_values, _refine, make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
@@ -203,6 +203,12 @@ def test_seeds_are_added_once_more_where_all_cells_that_are_needed_have_ended(tm
     plan = folder.read_plan()
     folder.open_for(make_plan(_add_values(plan.axes, plan.axes[0].path, [0.004]), plan.fields, plan.choosing), "--refine")
     assert seeds() == (0, 1, 2, 3)
+
+
+def test_a_value_that_was_added_and_failed_is_not_added_for_ever(tmp_path):
+    ends = {f"learning_rate-{rate}_seed-0": end for rate, end in (("0.00141", 2.0), ("0.002", 1.0), ("0.004", FAILED))}
+    folder = tuned(tmp_path / "s", ["lr=0.00141,0.002,0.004", "seed=0,1"], ends)
+    assert _refine(folder, folder.read_plan()) is None
 
 
 @pytest.fixture

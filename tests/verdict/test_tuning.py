@@ -141,5 +141,5 @@ def test_zero_is_a_value_without_a_logarithm() -> None:
 def test_whole_numbers_are_refined_by_whole_numbers() -> None:
     losses = {value: {(0, 0): loss, (1, 1): loss} for value, loss in ((10.0, 2.1), (20.0, 2.0), (40.0, 2.1))}
     found = dataclasses.replace(optimum(losses), hidden_error=math.inf)
-    added = values_to_add(1.0, [Choice("optimizer.warmup_steps", "validation loss", losses, found, 6, ())])
+    added = values_to_add(1.0, [Choice("optimizer.warmup_steps", "validation loss", losses, found, 6, (), (10.0, 20.0, 40.0))])
     assert added == [14, 28] and all(isinstance(value, int) for value in added)
