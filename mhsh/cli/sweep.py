@@ -28,7 +28,7 @@ from mhsh.data.load import task_of
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
 from mhsh.storage.run_record import FINISHED, RUNNING
-from mhsh.sweep.axes import BUDGET, DEPTH, SEEDS, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
+from mhsh.sweep.axes import BUDGET, DEPTH, SEEDS, SHORT_NAMES, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder, Tuning, check_margin
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import load_experiment, planned_experiment
@@ -172,10 +172,11 @@ def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions
     if current is None:
         _check_tuned_depth(plan)
     planned = None if plan.choosing is None else plan.choosing.over
-    if options.over is not None and (options.over != planned or options.choosing_seeds is not None):
+    over = options.over if options.over is None or options.over in SHORT_NAMES else field_of(options.over)  # outlasts a renaming
+    if over is not None and (over != planned or options.choosing_seeds is not None):
         seeds = {(cell.config.train.seed, cell.config.data.seed) for cell in plan.cells}
         # As a number, so that seeds that are added later do not choose.
-        plan = replace(plan, choosing=Tuning(options.over, options.choosing_seeds or len(seeds) // 2 or None))
+        plan = replace(plan, choosing=Tuning(over, options.choosing_seeds or len(seeds) // 2 or None))
     margin = current.margin if current is not None and options.margin is None else options.margin
     return replace(plan, margin=margin, pooled=options.pooled or (current is not None and current.pooled))
 

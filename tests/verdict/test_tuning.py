@@ -10,7 +10,7 @@ import pytest
 
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.groups import Choice, Optimum
-from mhsh.verdict.tuning import find_optimum, rates_to_add, values_to_add
+from mhsh.verdict.tuning import field_of, find_optimum, rates_to_add, values_to_add
 
 RATES = (0.0005, 0.001, 0.002, 0.004, 0.008)
 
@@ -143,3 +143,9 @@ def test_whole_numbers_are_refined_by_whole_numbers() -> None:
     found = dataclasses.replace(optimum(losses), hidden_error=math.inf)
     added = values_to_add(1.0, [Choice("optimizer.warmup_steps", "validation loss", losses, found, 6, (), (10.0, 20.0, 40.0))])
     assert added == [14, 28] and all(isinstance(value, int) for value in added)
+
+
+def test_a_field_has_the_names_that_an_axis_has() -> None:
+    for name in ("lr", "learning_rate", "optimizer.learning_rate"):
+        assert field_of(name) == "optimizer.learning_rate"
+    assert field_of("weight_decay") == "optimizer.weight_decay"
