@@ -45,7 +45,8 @@ class CellSelection:
             best = group.choice.optimum
             if self._says_new and group.name not in self._said:
                 self._said.add(group.name)
-                print(f"{choosing.over} of {group.name}: {'no value trains' if best is None else f'{best.rate:g}'}", flush=True)
+                value = f"{best.rate:g}" if best else "no value trains" if group.choice.measured else "no value is chosen"
+                print(f"{choosing.over} of {group.name}: {value}", flush=True)
             names += [] if best is None else [member.name for member in group.members]
         return names
 

@@ -29,10 +29,8 @@ def title(comparison: Comparison, prefix: str = "") -> str:
     if not groups:
         return "No run has logged anything yet"
     findings = [finding for finding in comparison.findings if finding is not None]
-    nowhere = [(group.name, choice.over) for group, choice in _choices(groups) if choice.optimum is None and choice.is_final]
-    if nowhere:
-        field = nowhere[0][1].split(".")[1]
-        return f"{prefix}No verdict: at no {field} did all choosing runs of {format_names([name for name, _ in nowhere])} train"
+    if unchosen := _unchosen_words(groups):
+        return f"{prefix}No verdict: {unchosen[0]}"
     if any(finding.verdict == OTHER_UNIT for finding in findings):
         return f"{prefix}No verdict: {unit_mismatch(comparison.experiment.runs)}, so the losses are not in one unit"
     trained = {
@@ -56,6 +54,17 @@ def title(comparison: Comparison, prefix: str = "") -> str:
         return _short_answer(prefix, [f"{answer}; {_unmeasured_words(others, comparison.measure)}", answer] if others else [answer])
     nearest = min(rivals, key=lambda place: abs(trained[place].mean - trained[best].mean))
     return _short_answer(prefix, _answers(comparison, best, nearest))
+
+
+def _unchosen_words(groups: Sequence[Group]) -> list[str]:
+    """Why no value of the tuned field is chosen for groups that have all the same ended."""
+    names: dict[str, list[str]] = {}
+    for group, choice in _choices(groups):
+        if choice.optimum is None and (choice.is_final or group.trained_members):
+            field, is_known = choice.over.split(".")[1], choice.is_final and choice.measured
+            words = f"at no {field} did all choosing runs of {{}} train" if is_known else f"no {field} of {{}} is chosen"
+            names.setdefault(words, []).append(group.name)
+    return [words.replace("{}", format_names(each)) for words, each in names.items()]
 
 
 def _unmeasured_words(others: Sequence[Group], measure: Measure) -> str:

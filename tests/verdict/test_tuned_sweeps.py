@@ -234,3 +234,19 @@ def test_what_has_ended_is_said_where_the_choosing_runs_alone_have(tmp_path):
     for run in sweep.glob("runs/*"):
         shutil.rmtree(run)
     assert title(judge([sweep], over="lr")) == "No run has finished yet"
+
+
+def test_runs_at_a_rate_that_nobody_chose_are_no_answer(tmp_path):
+    """Lower seeds are added to the plan, and choose."""
+    axes = ["lr=1e-3,2e-3,4e-3", "heads_per_layer=8,1", "seed=0,5,6,7"]
+    loss = valley(0.002, deep=0.3)
+    path = swept(tmp_path / "s", axes, lambda rate, heads, seed: None if seed == 0 else loss(rate, heads, seed))
+    (comparison,) = compared([path], over="lr", choosing=1)
+    assert title(comparison) == "No verdict: no learning_rate of 3x8 admin and 24x1 admin is chosen"
+
+
+def test_a_group_without_choosing_runs_is_not_called_one_that_does_not_train(tmp_path):
+    """Each data seed is a group here, and the first one alone chooses."""
+    path = swept(tmp_path / "s", ["lr=1e-3,2e-3,4e-3", "data_seed=0,1"], lambda rate, seed: valley(0.002)(rate, 8, seed))
+    (comparison,) = compared([path], over="lr")
+    assert title(comparison) == "No verdict: no learning_rate of 3x8 admin (2) is chosen"
