@@ -249,17 +249,19 @@ def _tune_family(
 ) -> Group:
     by_value = {float(flatten(group.config)[path]): group for group in groups}
     trials = {value: [each for each in group.members if each.replicate in choosing] for value, group in by_value.items()}
-    # What was tried is what ran: a value counts where the runs of all these seeds have ended.
-    ended = {
+    ended = {value: [each for each in members if each.is_trained or each.is_untrained] for value, members in trials.items()}
+    # What was tried is what ran, and has the measure if it trained: a value counts where that is so
+    # of all these seeds.
+    found = {
         value: {
             each.replicate: _value(each, measure) if each.is_trained else math.nan
             for each in members
-            if each.is_trained or each.is_untrained
+            if each.is_untrained or not math.isnan(_value(each, measure))
         }
-        for value, members in trials.items()
+        for value, members in ended.items()
     }
-    keys = set().union(*ended.values())
-    values = {value: known for value, known in ended.items() if known and known.keys() >= keys}
+    keys = set().union(*found.values())
+    values = {value: known for value, known in found.items() if known and known.keys() >= keys}
     sign = 1 if measure.lower_is_better else -1
     table = {value: {key: sign * each for key, each in known.items()} for value, known in values.items()}
     optimum = find_optimum(table)

@@ -250,3 +250,19 @@ def test_a_group_without_choosing_runs_is_not_called_one_that_does_not_train(tmp
     path = swept(tmp_path / "s", ["lr=1e-3,2e-3,4e-3", "data_seed=0,1"], lambda rate, seed: valley(0.002)(rate, 8, seed))
     (comparison,) = compared([path], over="lr")
     assert title(comparison) == "No verdict: no learning_rate of 3x8 admin (2) is chosen"
+
+
+def test_a_value_whose_runs_lack_the_measure_was_not_tried(tmp_path):
+    """The loss of the highest rate is known, and its accuracy is not: one may be best there."""
+    axes = ["lr=1e-3,2e-3,4e-3,8e-3", "seed=0,1,2"]
+    path = swept(tmp_path / "s", axes, lambda rate, seed: 2.0 + 0.01 * seed + rate)
+    for seed in range(3):
+        for rate, accuracy in ((0.001, 0.4), (0.002, 0.5), (0.004, 0.6)):
+            edit_last_row(path / "runs" / f"learning_rate-{rate}_seed-{seed}", accuracy=accuracy + 0.01 * seed)
+    (comparison,) = compared([path], over="lr", choosing=2, measure="accuracy")
+    (group,) = comparison.experiment.groups
+    assert best_rate(group) == 0.004 and math.isinf(group.hidden_gain[1])
+    for run in path.glob("runs/*seed-[01]"):
+        edit_last_row(run, accuracy=None)
+    (comparison,) = compared([path], over="lr", choosing=2, measure="accuracy")
+    assert title(comparison) == "No verdict: no learning_rate of 3x8 admin is chosen"
