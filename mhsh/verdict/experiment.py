@@ -119,7 +119,7 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]]) -> Experiment:
         planned = run or cell
         if planned is not None:
             is_named = path in runs or (cell is not None and cell.is_named)
-            members.append(Member(Path(path).name, planned.config, run, is_named, cell))
+            members.append(Member(cell.name if cell else Path(path).name, planned.config, run, is_named, cell))
             if run is not None and members[-1].state == CUT and not run.problems:
                 problems.append(f"{run.path} ended at step {run.end:g}, and its last rows are lost; put {METRICS_FILE} back")
     groups, equal = find_groups(members)
@@ -128,7 +128,10 @@ def load_experiment(paths: Sequence[str | os.PathLike[str]]) -> Experiment:
 
 def planned_experiment(plan: Plan) -> Experiment:
     """The experiment of a sweep of which nothing has run."""
-    cells = {cell.name: PlannedCell("", cell.config, _drop_seeds(cell.settings), CellState(WAITING), True) for cell in plan.cells}
+    cells = {
+        cell.name: PlannedCell(cell.name, "", cell.config, _drop_seeds(cell.settings), CellState(WAITING), True)
+        for cell in plan.cells
+    }
     groups, _ = find_groups([Member(name, cell.config, None, True, cell) for name, cell in cells.items()])
     return Experiment(groups, tuple(axis for axis in plan.axes if axis.path not in SEEDS), ())
 
@@ -170,5 +173,5 @@ def _read_plans(
         for path, cell in of_sweep.items():
             settings = _drop_seeds(cell.settings)
             if sweep in named_sweeps or settings in named_settings:
-                cells[path] = PlannedCell(sweep, cell.config, settings, folder.state(cell.name), sweep in named_sweeps)
+                cells[path] = PlannedCell(cell.name, sweep, cell.config, settings, folder.state(cell.name), sweep in named_sweeps)
     return cells, tuple(axes.values()), plans, problems

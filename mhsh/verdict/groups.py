@@ -44,6 +44,7 @@ OUTCOME_RULE = (
 class PlannedCell:
     """One cell of a sweep's plan."""
 
+    name: str
     sweep: str  # the path of the sweep
     config: Config
     settings: Mapping[str, Value]  # without seeds
@@ -55,7 +56,7 @@ class PlannedCell:
 class Member:
     """One run of a group, which a sweep may have planned."""
 
-    name: str  # of its run folder
+    name: str  # of its cell, also where that is a link; outside a sweep of its run folder
     config: Config
     run: RecordedRun | None
     is_named: bool  # False: its sweep planned it, and it was not named

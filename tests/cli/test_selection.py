@@ -23,3 +23,15 @@ def test_the_choosing_cells_come_first_and_then_the_others_at_the_values_chosen(
         reporting = [f"heads_per_layer-8_learning_rate-0.002_seed-{seed}" for seed in (1, 2)]
         assert needed(plan, list(ends)) == [*choosing, *reporting]
     assert capsys.readouterr().out.endswith(" admin: 0.002\n")
+
+
+def test_a_cell_whose_folder_was_moved_and_linked_keeps_its_name(tmp_path):
+    """As to another disk, where it has another name."""
+    names = [f"learning_rate-{rate}_seed-{seed}" for rate in ("0.001", "0.002") for seed in (0, 1)]
+    ends = dict(zip(names, (2.0, 2.1, 1.0, 1.1), strict=True))
+    folder = write_sweep(tmp_path / "s", load_fields("evidence", "heads"), ["lr=1e-3,2e-3", "seed=0,1"], ends)
+    run = folder.run_folder(names[3]).path
+    run.rename(tmp_path / "moved")
+    (tmp_path / "s/runs" / names[3]).symlink_to(tmp_path / "moved")
+    plan = dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1))
+    assert CellSelection(folder)(plan, names) == [names[0], names[2], names[3]]
