@@ -143,17 +143,18 @@ def _drop_seeds(settings: Mapping[str, Value]) -> dict[str, Value]:
 def _read_plans(
     paths: Sequence[str | os.PathLike[str]], runs: Sequence[str]
 ) -> tuple[dict[str, PlannedCell], tuple[Axis, ...], dict[str, Plan], list[str]]:
-    """The planned cells by the path of their run folder: all cells of the sweeps in `paths`, and of
-    the sweeps that `runs` belong to the cells with the settings of these runs. And their axes, the
-    plans of the sweeps in `paths`, and a line for each plan that could not be read.
+    """The planned cells by the path of their run folder: all cells of the sweeps in `paths` or
+    in folders of `paths`, and of the sweeps that `runs` belong to the cells with the settings of
+    these runs. And their axes, the plans of the former, and a line for each plan that could not be
+    read.
     """
-    named_sweeps = {real_path(absolute(path)) for path in paths}
+    named = {real_path(absolute(path)) for path in paths}
     owners = [str(epath.Path(run).parent.parent) for run in runs if Path(run).parent.name == "runs"]
     cells: dict[str, PlannedCell] = {}
     axes: dict[str, Axis] = {}
     plans: dict[str, Plan] = {}
     problems: list[str] = []
-    for sweep in dict.fromkeys([*named_sweeps, *owners]):
+    for sweep in dict.fromkeys([*named, *owners]):
         folder = SweepFolder(sweep)
         if not folder.has_plan():
             continue
@@ -162,7 +163,9 @@ def _read_plans(
         except UserError as error:
             problems.append(str(error))
             continue
-        if sweep in named_sweeps:
+        # Who names a folder names what is in it.
+        is_whole = not named.isdisjoint([sweep, *map(str, epath.Path(sweep).parents)])
+        if is_whole:
             plans[sweep] = plan
         for axis in plan.axes:
             if axis.path not in SEEDS:
@@ -172,6 +175,6 @@ def _read_plans(
         named_settings = [_drop_seeds(cell.settings) for path, cell in of_sweep.items() if path in runs]
         for path, cell in of_sweep.items():
             settings = _drop_seeds(cell.settings)
-            if sweep in named_sweeps or settings in named_settings:
-                cells[path] = PlannedCell(cell.name, sweep, cell.config, settings, folder.state(cell.name), sweep in named_sweeps)
+            if is_whole or settings in named_settings:
+                cells[path] = PlannedCell(cell.name, sweep, cell.config, settings, folder.state(cell.name), is_whole)
     return cells, tuple(axes.values()), plans, problems

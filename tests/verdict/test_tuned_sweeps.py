@@ -266,3 +266,14 @@ def test_a_value_whose_runs_lack_the_measure_was_not_tried(tmp_path):
         edit_last_row(run, accuracy=None)
     (comparison,) = compared([path], over="lr", choosing=2, measure="accuracy")
     assert title(comparison) == "No verdict: no learning_rate of 3x8 admin is chosen"
+
+
+def test_a_sweep_in_a_folder_that_is_named_is_named_whole(tmp_path):
+    """It is judged as it was planned, and what has not run is missing."""
+    loss = valley(0.002, deep=0.3)
+    axes = ["lr=1e-3,2e-3,4e-3", "heads_per_layer=8,1", "seed=0,1,2"]
+    path = swept(tmp_path / "all/s", axes, lambda rate, heads, seed: None if seed == 2 else loss(rate, heads, seed))
+    planned = SweepFolder(path)
+    planned.open_for(dataclasses.replace(planned.read_plan(), choosing=Tuning("lr", 1)))
+    said = [[title(each), *sentences(each)] for named in (path, tmp_path) for each in compared([named])]
+    assert said[0] == said[1] and "not named" not in "".join(said[1])
