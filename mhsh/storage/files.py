@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -225,6 +226,18 @@ def check_folder(flag: str, path: str) -> None:
     check_writable(flag, path)
     if os.path.lexists(path):
         raise UserError(f"{flag}={path} is not a folder; choose another {flag}")
+
+
+def check_checkpoints_path(path: epath.PathLike, *, saves: bool) -> None:
+    """Raises UserError where Orbax would take a path for another one, and say nothing of it: its
+    checkpoints would look damaged. It misreads `**`, a backslash and `gs:`; and where it `saves`,
+    it looks for the files of a process by a glob, for which `[1]` is another name.
+    """
+    named = f"{absolute(path)}/".removeprefix("gs://")
+    misread = re.search(r"\*\*|\\|gs:(?=/)" + (r"|\[[^/]+\]" if saves else ""), named)
+    if misread:
+        where = f"{absolute(path)}: Orbax, which writes and reads them, misreads {misread[0]} in that name"
+        raise UserError(f"checkpoints cannot be kept in {where}; rename the folder, or choose another")
 
 
 def check_suffix(flag: str, path: str | Path, form: str, *suffixes: str) -> None:

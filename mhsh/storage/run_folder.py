@@ -27,6 +27,7 @@ from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import GuardedObject, is_remote
 from mhsh.storage.files import (
     MissingFile,
+    check_checkpoints_path,
     expand_user,
     is_half_file,
     make_durable,
@@ -88,8 +89,11 @@ class RunFolder:
 
     @classmethod
     def make(cls, path: epath.PathLike) -> RunFolder:
-        """Makes the folder unless it exists. Raises UserError where it cannot be made."""
+        """Makes the folder unless it exists. Raises UserError where it cannot be made, or cannot
+        hold checkpoints.
+        """
         folder = cls(path)
+        check_checkpoints_path(folder.path, saves=True)
         try:
             make_folder(folder.path)
         except OSError as error:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import Unavailable, UserError
+from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints import checkpoint as module
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, StoredCheckpoints
 from mhsh.training.sharding import shardings_of
@@ -139,6 +140,26 @@ def test_a_read_that_fails_for_want_of_something_is_no_damage(tmp_path, monkeypa
     with pytest.raises(kind, match=said) as raised:
         checkpoints.restore(7, abstract)
     assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a**b", "a\\b", "gs:"])
+def test_a_path_that_orbax_misreads_is_refused_before_anything_is_trained(make_config, tmp_path, name):
+    """It saved without a word what it could not read again."""
+    config = make_config("bert", "2l8h")
+    for folder in (tmp_path / name, tmp_path / name / "run"):
+        with pytest.raises(UserError, match=r"checkpoints cannot be kept in .*; rename the folder, or choose another$"):
+            RunFolder.open_for_training(folder, config)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="misreads"):
+        stored(tmp_path / name)
+
+
+def test_a_run_that_was_copied_to_where_none_can_be_saved_is_read(make_config, tmp_path):
+    """Other marks of a glob match themselves."""
+    state, abstract = fresh(make_config("bert", "2l8h"))
+    save(tmp_path / "why? a*[b #1 {c} 50%", 1, state)
+    copied = shutil.copytree(tmp_path / "why? a*[b #1 {c} 50%", tmp_path / "copy [1]")
+    assert_equal(StoredCheckpoints(copied).restore(1, abstract), state)
 
 
 def test_old_steps_go_and_milestones_stay(make_config, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from mhsh.cluster.agreement import broadcast_decision
 from mhsh.config.recorded import WRITER, check_version
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import BucketRefusal, is_remote
-from mhsh.storage.files import absolute, make_durable, make_folder, make_name_durable
+from mhsh.storage.files import absolute, check_checkpoints_path, make_durable, make_folder, make_name_durable
 from mhsh.storage.outage import TRANSIENT
 from mhsh.storage.questions import exists, is_dir, is_file, names_in, paths_in
 from mhsh.storage.run_folder import Counters, committed_steps
@@ -77,8 +77,11 @@ class StoredCheckpoints:
     """
 
     def __init__(self, folder: epath.PathLike, options: ocp.CheckpointManagerOptions = _READ_ONLY) -> None:
-        """Raises UserError where `folder` is none, or where it is missing and to be read."""
+        """Raises UserError where `folder` is none, Orbax misreads its path, or it is missing and to
+        be read.
+        """
         self._folder = absolute(folder)
+        check_checkpoints_path(folder, saves=not options.read_only)
         if not is_remote(self._folder) and os.path.lexists(self._folder) and not is_dir(self._folder):
             raise UserError(f"{self._folder} is a file or a broken link, and no folder of checkpoints; put the folder back")
         if options.read_only and not is_dir(self._folder):
