@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from mhsh.errors import UserError
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.branch import branch as begin_branch
+from mhsh.training.loop import check_own_entries
 from mhsh.verdict.runs import load_runs
 from tests.runs import CONFIG, final_state, mhsh, mhsh_here, rows_without_timings
 
@@ -70,6 +73,17 @@ def test_a_branch_of_a_run_that_diverged_before_has_diverged(trunk, corpus, tmp_
     assert f"its first steps are those of {diverged}, which diverged before step 12" in done.stderr
     (run,) = load_runs([branch.path]).runs
     assert run.recorded("outcome") == DIVERGED and run.config.train.start_from == ""
+
+
+def test_a_run_whose_name_reads_as_a_step_of_another_is_named(make_config, tmp_path):
+    named = RunFolder.open_for_training(tmp_path / "my bert@2", make_config("bert", "2l8h"))
+    named.write_run({})
+    for start, whole in ((f"{named.path}", False), (f"{named.path}/", True)):
+        config = make_config("bert", "2l8h", **{"train.start_from": start})
+        with contextlib.nullcontext() if whole else pytest.raises(UserError, match=rf"start_from='{named.path}/'$"):
+            check_own_entries(config, tmp_path / "new")
+    with pytest.raises(UserError, match=rf"ends with them; .*start_from='{named.path}/'$"):
+        RunFolder.open_for_training(named.path, make_config("bert", "2l8h", **{"train.num_steps": 41}))
 
 
 @pytest.mark.parametrize(

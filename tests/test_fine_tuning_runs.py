@@ -199,9 +199,10 @@ def test_what_is_no_encoder_is_not_fine_tuned(make_config, tmp_path, variant, ch
     assert said in refused("finetune", str(tmp_path / "other"), f"--workdir={tmp_path / 'run'}", "--config=glue:rte")
 
 
-def test_seeds_that_start_from_several_checkpoints_have_no_mean(make_config, tmp_path):
+@pytest.mark.parametrize("name", ["run", "bert@2"])  # which is no step of `bert`
+def test_seeds_that_start_from_several_checkpoints_have_no_mean(make_config, tmp_path, name):
     """As where a seed is added after the run has trained on."""
-    run = RunFolder.open_for_training(tmp_path / "run", make_config("bert", "2l8h"))
+    run = RunFolder.open_for_training(tmp_path / name, make_config("bert", "2l8h"))
     begun = RunFolder.make(tmp_path / "rte/seed-0")
     begun.write_run({"started_from": {"lineage": [{"step": 2, "folder": str(run.path)}]}})
     for each, step in ((run, 4), (begun, 4)):

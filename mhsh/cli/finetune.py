@@ -18,7 +18,7 @@ from mhsh.cli.parser import ConfigFieldsFlag, WorkdirFlag
 from mhsh.cli.train import PREDICT_INPUT
 from mhsh.config.entries import entry_flags, named_entries
 from mhsh.config.fields import parse_value
-from mhsh.config.resolve import from_dict
+from mhsh.config.resolve import from_dict, whole_run_as_start
 from mhsh.config.schema import TASKS, ClassificationDataConfig, Config, ModelConfig, TranslationDataConfig, to_dict
 from mhsh.configs import override
 from mhsh.data.glue import find_task
@@ -117,9 +117,10 @@ def _check_one_start(workdir: epath.Path, configs: Mapping[str, Mapping[int, Con
     for rate, by_seed in configs.items():
         for seed, config in by_seed.items():
             run, there = RunFolder(workdir / rate / f"seed-{seed}"), config.train.start_from
+            folder = RunFolder(there) if there else None
             lineage = recorded_lineage(run.run_record()) if run.newest_checkpoint() is not None else []
-            begun = [before["step"] for before in lineage[:1] if before.get("folder") == there]
-            paths.setdefault(begun[0] if begun else RunFolder(there).newest_checkpoint() if there else None, run.path)
+            begun = [before["step"] for before in lineage[:1] if folder and before.get("folder") == str(folder.path)]
+            paths.setdefault(begun[0] if begun else folder.newest_checkpoint() if folder else None, run.path)
     if len(paths) > 1:
         words = " and ".join(f"{path} from step {step}" for step, path in paths.items())
         raise UserError(f"the run to start from has trained on: {words}; fine-tune all seeds in another --workdir")
@@ -166,7 +167,7 @@ def fine_tuning_fields(folder: RunFolder, fields: Mapping[str, Any], seed: int, 
         )
     complete = merge_encoder(fields, there.model, str(folder.path / WORDPIECE_FILE), there.data.lowercase)
     complete["data"] |= {"seed": seed}
-    complete["train"] |= {"seed": seed, "start_from": "" if fresh else str(folder.path), "keep_moments": False}
+    complete["train"] |= {"seed": seed, "start_from": "" if fresh else whole_run_as_start(str(folder.path)), "keep_moments": False}
     return complete
 
 

@@ -89,6 +89,13 @@ def branch_point(start_from: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
+def whole_run_as_start(folder: str) -> str:
+    """The train.start_from that names the run in a folder, and no step of another: a folder named
+    `bert@2` needs a slash at the end.
+    """
+    return folder if branch_point(folder) is None else f"{folder}/"
+
+
 def decay_start(config: Config) -> int | None:
     """The step after which the rate of the wsd schedule falls, from which a longer run of the same
     config can go on; None for the other schedules.

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from mhsh.config.fields import format_differences, free_fields
 from mhsh.config.recorded import WRITER, check_version, current_values, from_record, to_record
-from mhsh.config.resolve import from_dict
+from mhsh.config.resolve import from_dict, whole_run_as_start
 from mhsh.config.schema import Config, TranslationDataConfig, to_dict
 from mhsh.configs import override
 from mhsh.encoding import check_text
@@ -355,7 +356,8 @@ def check_goes_on(before: Config, config: Config, path: epath.PathLike) -> None:
     if more > steps and (config.optimizer.schedule in ("linear", "cosine") or config.optimizer.decay_steps):
         raise UserError(
             f"{path} cannot be extended from {steps} to {more} steps: its learning rate (optimizer.schedule = "
-            f"{config.optimizer.schedule!r}) ends with them; start another run from it with --config.train.start_from={path}"
+            f"{config.optimizer.schedule!r}) ends with them; start another run from it with "
+            f"--config.train.start_from={shlex.quote(whole_run_as_start(str(path)))}"
         )
 
 

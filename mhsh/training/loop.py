@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from mhsh.cluster.agreement import StopAgreement, begin_run, broadcast_decision,
 from mhsh.cluster.signals import StopSignals, maintenance_watch
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import format_differences, free_fields
-from mhsh.config.resolve import branch_point, decay_start
+from mhsh.config.resolve import branch_point, decay_start, whole_run_as_start
 from mhsh.config.schema import Config, to_dict
 from mhsh.data.tables import format_overlap, format_unknown
 from mhsh.errors import Unavailable, UserError
@@ -117,6 +118,11 @@ def check_own_entries(config: Config, workdir: epath.PathLike) -> None:
     if not record and parent:
         point = branch_point(parent)
         before = RunFolder(parent if point is None else point[0])
+        if point is not None and not before.has_begun() and RunFolder(parent).has_begun():
+            raise UserError(
+                f"train.start_from = {parent!r} is step {point[1]} of {point[0]}, where no run is; of the run in {parent} write "
+                f"--config.train.start_from={shlex.quote(whole_run_as_start(parent))}"
+            )
         before.read_config()  # raises where there is none
         check_recorded(config, before.run_record(), before.path, REGISTRIES)
     if differing:
