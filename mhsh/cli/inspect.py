@@ -20,7 +20,7 @@ from mhsh.data.intake import HEAD_CHARACTERS, SAMPLE_CHARACTERS, describe_source
 from mhsh.data.wordpiece import load_wordpiece
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.files import expand_user, read_object
+from mhsh.storage.files import absolute, expand_user, read_object
 from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.run_folder import CONFIG_FILE, RunFolder, committed_steps
 from mhsh.sweep.folder import ENDED, PLAN_FILE, WAITING, SweepFolder
@@ -112,8 +112,8 @@ def _describe_sweep(path: epath.Path) -> Iterator[str]:
     # A sweep that chooses a value never trains the cells at the others.
     needed = CellSelection(folder)(plan, [name for name, kind in kinds.items() if kind in ENDED])
     states = Counter(kinds[name] for name in needed)
-    swept = format_list([axis.name for axis in plan.axes])
-    yield f"{path.name}: a sweep of {swept}, {len(needed):,} runs: {format_list([f'{states[kind]} {kind}' for kind in states])}"
+    swept, counted = format_list([axis.name for axis in plan.axes]), format_list([f"{states[kind]} {kind}" for kind in states])
+    yield f"{absolute(path).name}: a sweep of {swept}, {len(needed):,} runs: {counted}"
     if states.keys() - set(ENDED):
         yield f"to go on: mhsh work {folder.arguments()}"
     if states.keys() - {WAITING}:
@@ -137,7 +137,7 @@ def _describe_run(folder: RunFolder) -> Iterator[str]:
     config = folder.read_config()
     steps, named = committed_steps(folder.checkpoints_path), shlex.quote(str(folder.path))
     named += entry_flags(named_entries(config), folder.run_record())
-    yield f"{folder.path.name}: {run_summary(config)}"
+    yield f"{folder.name}: {run_summary(config)}"
     if not steps:
         yield f"no checkpoint; train it: mhsh train --workdir={named}"
         return

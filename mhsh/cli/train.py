@@ -124,7 +124,7 @@ def first_line(config: Config, folder: RunFolder) -> str:
     """The first line of a training, printed before jax is imported, which takes seconds."""
     step = folder.newest_checkpoint()
     begin = "training" if step is None else f"resuming after step {step:,} of"
-    return f"{folder.path.name}: {begin} {run_summary(config)}"
+    return f"{folder.name}: {begin} {run_summary(config)}"
 
 
 def _config_in(workdir: str, changes: Sequence[tuple[str, Any]]) -> Config:

@@ -28,6 +28,7 @@ from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import GuardedObject, is_remote
 from mhsh.storage.files import (
     MissingFile,
+    absolute,
     check_checkpoints_path,
     expand_user,
     is_half_file,
@@ -74,6 +75,11 @@ class RunFolder:
         self.damaged_path = self.path / "damaged_checkpoints"  # set aside: STEP, or STEP.NUMBER from the second time on
         self.tensorboard_path = self.path / "tensorboard"  # of the event files
         self._rows, self._record = RowsFile(self.path / METRICS_FILE), GuardedObject(str(self.path / RUN_FILE))
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, also where it was given as `.` or `..`."""
+        return absolute(self.path).name
 
     @classmethod
     def open_for_training(cls, path: epath.PathLike, config: Config) -> RunFolder:

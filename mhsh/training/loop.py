@@ -166,11 +166,11 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
             for line in last_lines(folder, config):
-                print(f"{folder.path.name}: {line}")
+                print(f"{folder.name}: {line}")
         yield None
         return
     quiet = jax.process_index() != 0
-    with contextlib.closing(Display(folder.path.name, config.train.num_steps, quiet=quiet, alone=together == 1)) as display:
+    with contextlib.closing(Display(folder.name, config.train.num_steps, quiet=quiet, alone=together == 1)) as display:
         yield _make_ready(held, Run(config, folder, display, together), accept_gap)
 
 

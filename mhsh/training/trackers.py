@@ -165,7 +165,7 @@ def _start_wandb(folder: RunFolder) -> Any:
     return wandb.init(
         project=identity["project"],
         id=identity["id"],
-        name=folder.path.name,
+        name=folder.name,
         dir=None if folder.is_remote else str(folder.path),
         resume="allow",
         config=to_dict(folder.read_config()) | facts,

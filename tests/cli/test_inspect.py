@@ -121,6 +121,13 @@ def test_a_run(tmp_path: Path, capsys, make_config: MakeConfig) -> None:
         assert inspect(capsys, folder.path).endswith(f"{step:,}\nto go on: {more}\n")
 
 
+def test_a_run_or_a_sweep_that_is_here_has_its_name(tmp_path: Path, capsys, make_config: MakeConfig, monkeypatch) -> None:
+    monkeypatch.chdir(RunFolder.open_for_training(tmp_path / "my run", make_config("bert", "3l4h")).path)
+    assert inspect(capsys, Path()).startswith("my run: 3 layers x 4 heads")
+    monkeypatch.chdir(write_sweep(tmp_path / "my sweep", load_fields("bert", "2l8h"), ["seed=0,1"], {}).path)
+    assert inspect(capsys, Path()).startswith("my sweep: a sweep of seed")
+
+
 def test_a_sweep_and_a_folder_of_runs(tmp_path: Path, capsys, fails) -> None:
     """Their JSON is no text of a corpus."""
     path, axes = tmp_path / "my sweep", ["lr=1e-3,2e-3", "seed=0,1"]
