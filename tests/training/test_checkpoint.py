@@ -197,6 +197,9 @@ def test_reading_changes_nothing_and_leaves_strangers_alone(make_config, tmp_pat
     damaged = StoredCheckpoints(tmp_path)
     with pytest.raises(UserError, match=r"8 is damaged: .*; put it back from a copy, or take another step \(there is 7\)$"):
         damaged.restore_params(8, abstract.params)
+    shutil.rmtree(tmp_path / "7")  # as the run does that trains on
+    with pytest.raises(UserError, match=r"7 has just been removed, .* there are 8: run the same command again$"):
+        damaged.restore_params(7, abstract.params)
     damaged.close()
 
 

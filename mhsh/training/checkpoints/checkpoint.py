@@ -138,7 +138,13 @@ class StoredCheckpoints:
             self._check_files(step)
             return self._restore_item(step, "params", abstract)
         except DamagedCheckpoint as error:
-            others = ", ".join(str(other) for other in sorted(self.steps()) if other != step)
+            steps = sorted(self.steps())
+            if step not in steps:  # since it was chosen
+                raise UserError(
+                    f"the checkpoint {self._folder / str(step)} has just been removed, as its run trains on and keeps the newest "
+                    f"train.keep_checkpoints; there are {', '.join(map(str, steps)) or 'none'}: run the same command again"
+                ) from error
+            others = ", ".join(str(other) for other in steps if other != step)
             raise DamagedCheckpoint(
                 f"{error}; put it back from a copy, or take another step (there is {others or 'none'})"
             ) from error
