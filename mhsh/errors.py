@@ -28,6 +28,15 @@ class Unavailable(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class NotFinite(UserError):
+    """The outputs of a model are no numbers that anything can be chosen by. `where` is a line, a
+    prompt or an example.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"the model's probabilities are not finite at {where}: its run diverged; try an earlier --step")
+
+
 def nearest(name: str, known: Iterable[str], prefix: str = "", otherwise: str | None = None) -> str:
     """The hint where `name` is none of the `known` names: the nearest; else `otherwise`, or all."""
     known = list(known)

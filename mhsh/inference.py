@@ -25,7 +25,7 @@ from mhsh.data.load import load_tokenizer
 from mhsh.data.pairs import clean_text
 from mhsh.data.subword import BOS_ID, EOS_ID, SubwordTokenizer
 from mhsh.data.wordpiece import MASK, Tokenizer
-from mhsh.errors import UserError
+from mhsh.errors import NotFinite, UserError
 from mhsh.evaluation.translation import Sentence, Translations, model_decoder, padded_length, source_batch, translate_lines
 from mhsh.models.bert import Bert
 from mhsh.models.build import Model, build_model, forward
@@ -151,7 +151,7 @@ class LoadedModel:
           top_k: draw from the `top_k` likeliest tokens (0: from all).
 
         Raises UserError where the model is not causal, a value is not allowed, or a prompt fills
-        the model's positions.
+        the model's positions, or its probabilities are not finite.
         """
         self._check_method("generate")
         check_values(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed)
@@ -178,6 +178,9 @@ class LoadedModel:
         sampling = Sampling(jnp.float32(temperature), jax.random.key(seed), jnp.asarray(allowed))
         write = _generator(self.model.config, padded_length(max_tokens, limit), tokenizer.sep_id, min(top_k, vocabulary))
         written = self._compute(write, batch, sampling)
+        broken = np.flatnonzero((written.tokens < 0).any(axis=1))
+        if broken.size:
+            raise NotFinite(f"prompt {broken[0] + 1}")
         whole_texts = [
             tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()])
             for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False)
@@ -188,7 +191,8 @@ class LoadedModel:
         """The `top` likeliest tokens for every [MASK] of the text, the likeliest first.
 
         The probabilities are over the whole vocabulary; special tokens are left out. Raises
-        UserError where the model is not masked, the text has no [MASK], or `encode` refuses it.
+        UserError where the model is not masked, the text has no [MASK], `encode` refuses it, or a
+        probability is not finite.
         """
         self._check_method("fill")
         check_values(top=top)
@@ -198,6 +202,8 @@ class LoadedModel:
         (ids,) = self.encode(text)
         masks = np.flatnonzero(ids == tokenizer.mask_id)
         probabilities = softmax(self.logits(text).logits[0, masks].astype(np.float64), axis=-1)
+        if not np.isfinite(probabilities).all():
+            raise NotFinite(f"mask {np.flatnonzero(~np.isfinite(probabilities).all(axis=1))[0] + 1}")
         ordinary = tokenizer.ordinary_ids
         best = [(row, ordinary[np.argsort(-row[ordinary], kind="stable")[:top]].tolist()) for row in probabilities]
         return [[TokenProbability(tokenizer.decode([number]), float(row[number])) for number in numbers] for row, numbers in best]

@@ -4,6 +4,7 @@ wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import subprocess
@@ -158,6 +159,22 @@ def test_generation_is_greedy_at_zero_and_keeps_to_its_limits(causal):
     assert long == model.generate(["The", "", "x" * 47], max_tokens=2**40, temperature=3.0, seed=5)
     assert long[0] == model.generate("The", max_tokens=500, temperature=3.0, seed=5)
     assert long[0] != model.generate("The", max_tokens=500, temperature=3.0, seed=6)
+
+
+def test_a_model_that_diverged_writes_nothing(causal, masked):
+    """Its likeliest token would be the first of the vocabulary, over and over."""
+    models = []
+    for folder in (causal, masked):
+        loaded = _loaded(folder)
+        token = loaded.params["embeddings"]["token"] * np.nan
+        models.append(
+            dataclasses.replace(loaded, params=loaded.params | {"embeddings": loaded.params["embeddings"] | {"token": token}})
+        )
+    for options in ({"temperature": 0.0}, {"top_k": 2}):
+        with pytest.raises(UserError, match="probabilities are not finite at prompt 1: its run diverged; try an earlier --step"):
+            models[0].generate(["The", ""], max_tokens=3, **options)
+    with pytest.raises(UserError, match="probabilities are not finite at mask 1"):
+        models[1].fill("the [MASK] of [MASK]")
 
 
 def test_translations_are_those_of_the_command(translating):

@@ -19,7 +19,7 @@ from mhsh.data.squad import read_squad
 from mhsh.data.tables import Examples
 from mhsh.data.text_files import read_lines
 from mhsh.data.wordpiece import WordPieceTokenizer
-from mhsh.errors import UserError
+from mhsh.errors import NotFinite, UserError
 from mhsh.evaluation.glue import predicted_labels
 from mhsh.prompts import check_masks, check_values
 from mhsh.storage.files import check_new_file, write_new
@@ -197,7 +197,7 @@ def _answer(
 
 
 def _logits(folder: RunFolder, config: Config, step: int | None, rows: Examples) -> Float[np.ndarray, "rows ..."]:
-    """The logits of every row, without dropout."""
+    """The logits of every row, without dropout. Raises UserError where one is not finite."""
     import jax
 
     from mhsh.models.build import forward
@@ -209,4 +209,8 @@ def _logits(folder: RunFolder, config: Config, step: int | None, rows: Examples)
     # The last batch is filled up with rows from the start, so that one shape is compiled.
     chosen = [np.arange(start, start + size) % count for start in range(0, count, size)]
     parts = [np.asarray(compute(params, {name: values[numbers] for name, values in rows.items()})) for numbers in chosen]
-    return np.concatenate(parts)[:count]
+    logits = np.concatenate(parts)[:count]
+    broken = np.flatnonzero(~np.isfinite(logits.reshape(count, -1)).all(axis=1))
+    if broken.size:
+        raise NotFinite(f"{broken.size} of {count} rows, of which the first is number {broken[0] + 1}")
+    return logits

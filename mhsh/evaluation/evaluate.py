@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float
 from mhsh.data.fine_tuning import ClassificationCorpus, SpanCorpus
 from mhsh.data.pairs import Pair
 from mhsh.data.subword import SubwordTokenizer
+from mhsh.errors import NotFinite
 from mhsh.evaluation.glue import predicted_labels, score_glue
 from mhsh.evaluation.squad import find_answers, score_best_thresholds, score_squad
 from mhsh.evaluation.translation import model_decoder, translate_lines
@@ -61,21 +63,27 @@ def _means(batch_sums: Sequence[WeightedSums]) -> dict[str, float]:
 
 
 def classification_metrics(corpus: ClassificationCorpus, logits: Float[np.ndarray, "rows C"]) -> dict[str, float]:
-    """GLUE's metrics of the task on its validation rows; of MNLI as matched_ and mismatched_."""
+    """GLUE's metrics of the task on its validation rows; of MNLI as matched_ and mismatched_. They
+    are nan where a logit is not finite, by which no class is chosen.
+    """
     predictions, labels = predicted_labels(corpus.glue, logits), corpus.validation.all()["targets"]
     metrics: dict[str, float] = {}
     start = 0
     for name, size in corpus.evaluation_sets.items():
         part = slice(start, start + size)
         prefix = f"{name.removeprefix('validation_')}_" if len(corpus.evaluation_sets) > 1 else ""
-        metrics |= {prefix + metric: value for metric, value in score_glue(corpus.glue, labels[part], predictions[part]).items()}
+        scores = dict.fromkeys(corpus.glue.metrics, math.nan)
+        if np.isfinite(logits[part]).all():
+            scores = score_glue(corpus.glue, labels[part], predictions[part])
+        metrics |= {prefix + metric: value for metric, value in scores.items()}
         start += size
     return metrics
 
 
 def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> dict[str, float]:
     """SQuAD's official metrics on the validation questions, in percent. In SQuAD 2.0 a question is
-    unanswered if no answer scores higher than the best; best_ is of the best threshold.
+    unanswered if no answer scores higher than the best; best_ is of the best threshold. All but the
+    counts are nan where a logit is not finite.
     """
     data = corpus.validation_data
     answers = find_answers(data.questions, corpus.windows, logits)
@@ -85,22 +93,28 @@ def span_metrics(corpus: SpanCorpus, logits: Float[np.ndarray, "rows 2 T"]) -> d
     if data.version == "2.0":
         differences = {name: answer.null_difference for name, answer in by_id.items()}
         metrics |= score_best_thresholds(data.questions, {name: answer.text(None) for name, answer in by_id.items()}, differences)
-    return {name: float(value) for name, value in metrics.items()}
+    is_finite = np.isfinite(logits).all()
+    return {name: float(value) if is_finite or name.endswith("total") else math.nan for name, value in metrics.items()}
 
 
 def translation_metrics(
     model: Seq2Seq, params: Any, tokenizer: SubwordTokenizer, pairs: Sequence[Pair], *, num_hypotheses: int, length_penalty: float
 ) -> dict[str, float]:
-    """`bleu` and `chrf` (0 to 100, by sacreBLEU) and `exact_match` (the share of equal lines)."""
+    """`bleu` and `chrf` (0 to 100, by sacreBLEU) and `exact_match` (the share of equal lines); nan
+    where the model's probabilities are not finite.
+    """
     from mhsh.evaluation.bleu import score_translations  # not above: no other model needs sacreBLEU
 
-    translated = translate_lines(
-        [pair.source for pair in pairs],
-        tokenizer,
-        model_decoder(model, params, num_hypotheses=num_hypotheses, length_penalty=length_penalty),
-        max_positions=model.config.max_positions,
-        batch_tokens=_BATCH_TOKENS,
-        cut_overlong=True,
-    )
+    try:
+        translated = translate_lines(
+            [pair.source for pair in pairs],
+            tokenizer,
+            model_decoder(model, params, num_hypotheses=num_hypotheses, length_penalty=length_penalty),
+            max_positions=model.config.max_positions,
+            batch_tokens=_BATCH_TOKENS,
+            cut_overlong=True,
+        )
+    except NotFinite:
+        return dict.fromkeys(("bleu", "chrf", "exact_match"), math.nan)
     scores = score_translations(translated.lines, [pair.target for pair in pairs], lowercase=False)
     return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_matches / scores.num_lines}

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int32
 
 from mhsh.data.pairs import clean_text
 from mhsh.data.subword import BOS_ID, EOS_ID, PAD_ID, SubwordTokenizer
-from mhsh.errors import UserError
+from mhsh.errors import NotFinite, UserError
 from mhsh.evaluation.beam_search import BestHypotheses, beam_search
 from mhsh.models.generation import decode_step, decoding_params, empty_cache, encode, extend_caches
 from mhsh.models.seq2seq import Seq2Seq
@@ -88,9 +88,7 @@ def translate_lines(
         decoded = decode(source_batch(members, rows, length), limits, length_limit(length, max_positions))
         for sentence, tokens, count, score in zip(members, decoded.tokens, decoded.lengths, decoded.scores, strict=False):
             if not np.isfinite(score):
-                raise UserError(
-                    f"the model's probabilities are not finite at line {sentence.line + 1}: its run diverged; try an earlier --step"
-                )
+                raise NotFinite(f"line {sentence.line + 1}")
             # A vocabulary of bytes can spell a line break.
             translations[sentence.line] = clean_text(tokenizer.decode(tokens[:count].tolist()))
     return Translations(translations, num_cut)

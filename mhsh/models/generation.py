@@ -211,7 +211,7 @@ class Continuation(NamedTuple):
     counted.
     """
 
-    tokens: Int[Array, "B room"]
+    tokens: Int[Array, "B room"]  # -1 where the model's logits are not numbers
     lengths: Int[Array, " B"]
 
 
@@ -272,13 +272,15 @@ def split_caches(config: ModelConfig, caches: KVCache) -> tuple[KVCache, ...]:
 
 
 def _draw(logits: Float[Array, "B V"], sampling: Sampling, keys: Array, top_k: int) -> Int[Array, " B"]:
-    """A token for each row, by the key of the row."""
+    """A token for each row, by the key of the row; -1 where a logit is not a number."""
+    is_broken = jnp.isnan(logits).any(axis=-1)
     logits = jnp.where(sampling.allowed, logits, -jnp.inf)
     if top_k:
         logits = jnp.where(logits >= jax.lax.top_k(logits, top_k)[0][:, -1:], logits, -jnp.inf)
     is_drawn = sampling.temperature > 0
     drawn = jax.vmap(jax.random.categorical)(keys, logits / jnp.where(is_drawn, sampling.temperature, 1.0))
-    return jnp.where(is_drawn, drawn, jnp.argmax(logits, axis=-1)).astype(jnp.int32)
+    token = jnp.where(is_drawn, drawn, jnp.argmax(logits, axis=-1))
+    return jnp.where(is_broken, -1, token).astype(jnp.int32)
 
 
 def advance(
