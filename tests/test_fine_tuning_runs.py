@@ -133,6 +133,16 @@ def test_the_rate_that_is_best_on_the_validation_data_is_chosen(pretrained, glue
     assert scores[best] == last["accuracy"]
 
 
+def test_no_rate_is_best_where_no_score_is_a_number(pretrained, tmp_path):
+    """The predictions of a model whose learning rate is nearly zero are equal, and correlate with nothing."""
+    (tmp_path / "STS-B").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / "STS-B" / f"{name}.tsv").write_text("sentence1\tsentence2\tscore\n" + "red\tred\t5\n" * 8)
+    chosen = ["--seeds=0", "--rates=1e-9,2e-9", f"--workdir={tmp_path / 'runs'}", f"--config.data.source=tsv:{tmp_path}"]
+    said = refused("finetune", str(pretrained), "--config=glue:stsb", *SHORT, *chosen)
+    assert "not a number at any rate" in said and not (tmp_path / "runs/summary.json").exists()
+
+
 @pytest.mark.parametrize("undefined", [math.nan, math.inf])
 def test_a_correlation_that_one_seed_has_not_is_no_number_of_all(undefined):
     pearson = summarise({0: {"pearson": 0.5}, 1: {"pearson": undefined}})["pearson"]

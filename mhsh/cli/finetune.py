@@ -94,9 +94,16 @@ def _conclude(
     summaries: Mapping[str, Mapping[str, Any]],
     started_from: str | None,
 ) -> None:
-    """Chooses the best rate, writes summary.json, and prints the figures and the next command."""
+    """Chooses the best rate, writes summary.json, and prints the figures and the next command.
+    Raises UserError where no rate has a score.
+    """
     scores = {rate: _score(next(iter(configs[rate].values())), summary) for rate, summary in summaries.items()}
     best = max(scores, key=lambda rate: -math.inf if math.isnan(scores[rate]) else scores[rate])
+    if best and math.isnan(scores[best]):
+        raise UserError(
+            f"the score is not a number at any rate of {workdir}, as where all predictions are equal or none is finite; try other "
+            "--rates in another --workdir"
+        )
     found: dict[str, Any] = {"started_from": started_from, "figures": summaries[best]}
     if best:  # of --rates
         found |= {"best": best, "scores": scores}
