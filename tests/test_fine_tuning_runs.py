@@ -134,7 +134,7 @@ def test_the_rate_that_is_best_on_the_validation_data_is_chosen(pretrained, glue
 
 
 def test_no_rate_is_best_where_no_score_is_a_number(pretrained, tmp_path):
-    """The predictions of a model whose learning rate is nearly zero are equal, and correlate with nothing."""
+    """Predictions that are all equal correlate with nothing."""
     (tmp_path / "STS-B").mkdir()
     for name in ("train", "dev"):
         (tmp_path / "STS-B" / f"{name}.tsv").write_text("sentence1\tsentence2\tscore\n" + "red\tred\t5\n" * 8)

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mhsh.config.entries import check_entries, variant
@@ -172,11 +172,7 @@ def _path(name: str, fields: Fields) -> str:
         return name
     known = [f"{section}.{field}" for section, values in fields.items() for field in values]
     known += [path for path in SHAPING if path not in known]
-    if name in known:
-        return name
-    if name in SHORT_NAMES:
-        return SHORT_NAMES[name]
-    found = [path for path in known if path.split(".")[-1] == name]
+    found = fields_named(name, known)
     if len(found) == 1:
         return found[0]
     if found:
@@ -184,6 +180,12 @@ def _path(name: str, fields: Fields) -> str:
     names = [*known, *(path.split(".")[-1] for path in known), *SHORT_NAMES, SCHEME, SEED, BUDGET]
     hint = nearest(name, names, otherwise="give a field's path, such as optimizer.learning_rate")
     raise UserError(f"--axes {name}: the config has no such field; {hint}")
+
+
+def fields_named(name: str, known: Iterable[str]) -> list[str]:
+    """The paths, of those known, that a path, a short name or the last part of a path names."""
+    path = SHORT_NAMES.get(name, name)
+    return [each for each in known if each == path] or [each for each in known if each.split(".")[-1] == name]
 
 
 def _value(path: str, text: str) -> Value:

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from mhsh.config.fields import all_fields, flatten, kind_of
+from mhsh.config.fields import SHAPING, all_fields, flatten, kind_of
 from mhsh.config.schema import OBJECTIVES
 from mhsh.errors import UserError, nearest
-from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES
+from mhsh.sweep.axes import SEED, SEEDS, SHORT_NAMES, fields_named
 from mhsh.sweep.folder import Plan, Tuning
 from mhsh.verdict.estimate import CONFIDENCE, Replicate
 from mhsh.verdict.experiment import Experiment
@@ -141,8 +141,8 @@ def field_of(name: str) -> str:
     """The path of a field by the name that `mhsh sweep` takes. Raises UserError where it is not a
     field with numbers as values.
     """
-    named = {field.path for objective in OBJECTIVES for field in all_fields(objective) if field.name == name}
-    path = SHORT_NAMES.get(name) or (named.pop() if len(named) == 1 else name)
+    found = fields_named(name, {*SHAPING, *(field.path for objective in OBJECTIVES for field in all_fields(objective))})
+    path = found[0] if len(found) == 1 else name
     if kind_of(path) not in (int, float) or path in (SEED, *SEEDS):
         hint = nearest(name, SHORT_NAMES, otherwise="give one such as lr or optimizer.learning_rate")
         raise UserError(f"--over={name} is not a field with numbers as values; {hint}")

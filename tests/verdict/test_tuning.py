@@ -8,6 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from mhsh.errors import UserError
+from mhsh.sweep.axes import DEPTH
 from mhsh.verdict.estimate import Replicate
 from mhsh.verdict.groups import Choice, Optimum
 from mhsh.verdict.tuning import field_of, find_optimum, rates_to_add, values_to_add
@@ -149,3 +151,6 @@ def test_a_field_has_the_names_that_an_axis_has() -> None:
     for name in ("lr", "learning_rate", "optimizer.learning_rate"):
         assert field_of(name) == "optimizer.learning_rate"
     assert field_of("weight_decay") == "optimizer.weight_decay"
+    assert field_of("depth") == DEPTH and field_of("heads_per_layer") == "model.heads_per_layer"
+    with pytest.raises(UserError, match="--over=seed"):
+        field_of("seed")
