@@ -33,6 +33,9 @@ _LONGEST = 1 << 28  # bytes of a line, or characters of lines that are kept toge
 # str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
 # "\n" ends a line.
 BLANKS = " \t\r\v\f"
+# A file that each folder of mhsh's own has, of a run, a sweep or prepared rows, and what its first
+# bytes hold.
+_MARKS = {"config.json": b'"mhsh": ', "plan.json": b'"mhsh": ', "prepare.json": b'"tokenizers": '}
 
 
 def split_field(name: str, argument: str, what: str) -> tuple[str, str]:
@@ -46,19 +49,20 @@ def split_field(name: str, argument: str, what: str) -> tuple[str, str]:
 
 
 def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> list[epath.Path]:
-    """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too.
+    """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too;
+    on a disk not into those of runs, sweeps and prepared rows (see `_leave_out_results`).
 
     A folder stands for the files named `in_folder` at any depth (None: for none). Raises UserError,
     in which the glob is that of the setting `whose`, where there are none, or the bucket cannot be
     read.
     """
     try:
-        paths = _matches(pattern)
+        paths = _matches(pattern, whose)
         if not paths and in_folder is not None:
             folder = pattern.rstrip("/") or "/"
             if not is_remote(folder) and is_dir(expand_user(folder)):  # its name may have a mark of a glob
                 folder = glob.escape(folder)
-            paths = _matches(f"{folder}/**/{in_folder}")
+            paths = _matches(f"{folder}/**/{in_folder}", whose)
             if is_remote(folder):  # whose globs do not leave hidden files out
                 paths = [path for path in paths if "/." not in str(path).removeprefix(folder)]
     except (OSError, ValueError) as error:
@@ -74,11 +78,11 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
     return sorted(paths)
 
 
-def _matches(pattern: str) -> list[epath.Path]:
+def _matches(pattern: str, whose: str) -> list[epath.Path]:
     if not is_remote(pattern):
         path = str(expand_user(pattern))  # Path.glob would refuse absolute patterns
         matches = [path] if is_file(path) else glob.glob(path, recursive=True)  # noqa: PTH207
-        return [epath.Path(path) for path in matches if is_file(path)]
+        return _leave_out_results(path, [epath.Path(path) for path in matches if is_file(path)], whose)
     try:
         with bucket_objects(pattern) as objects:
             found = objects.glob(pattern, detail=True)
@@ -86,6 +90,34 @@ def _matches(pattern: str) -> list[epath.Path]:
         return []
     # An object whose name ends with a slash stands for a folder.
     return [epath.Path(f"gs://{name}") for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
+
+
+def _leave_out_results(pattern: str, paths: list[epath.Path], whose: str) -> list[epath.Path]:
+    """The files without those of runs, sweeps and prepared rows that `**` has found. Else what mhsh
+    writes below the texts would be among them when the same command goes on, and in the next run.
+    """
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return paths
+    start = parts.index("**")  # folders of more parts are found, others named
+
+    @functools.cache
+    def is_result(folder: Path) -> bool:
+        return len(folder.parts) > start and (_has_mark(folder) or is_result(folder.parent))
+
+    kept = [path for path in paths if not is_result(Path(path).parent)]
+    if paths and not kept:
+        raise UserError(f"{whose} matches only files in folders of runs or prepared rows, which ** leaves out; name such a folder")
+    return kept
+
+
+def _has_mark(folder: Path) -> bool:
+    for name, mark in _MARKS.items():
+        if is_file(folder / name):
+            with open_binary(folder / name) as file:
+                if mark in file.read(HEAD_BYTES):
+                    return True
+    return False
 
 
 @contextlib.contextmanager

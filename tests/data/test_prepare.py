@@ -89,6 +89,14 @@ def test_a_finished_folder_is_verified_and_said_to_be_finished(tmp_path, kind, c
         prepared(config, tmp_path / "out", per_shard=3 * small(kind))
 
 
+def test_rows_below_the_texts_are_not_read_as_text(tmp_path, english):
+    write_documents(tmp_path, "text", english)
+    config = pretraining_config(source=f"text:{tmp_path}")
+    summary, _ = prepared(config, tmp_path / "rows")
+    assert summary["read"] == len(english)
+    assert prepared(config, tmp_path / "rows")[0] == summary
+
+
 def test_another_config_into_the_same_folder_is_refused(tmp_path, kind, config, english_source):
     prepared(config, tmp_path / "out")
     before = tree(tmp_path / "out")

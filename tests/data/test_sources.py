@@ -16,6 +16,7 @@ from mhsh.config.resolve import from_dict
 from mhsh.data.documents import add_source, document_rule
 from mhsh.data.load import task_of
 from mhsh.errors import UserError
+from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT, load_fields
 from tests.data.conftest import read, refusal
 
@@ -50,6 +51,19 @@ def test_a_name_with_the_marks_of_a_glob(corpus: Path) -> None:
     (corpus / "[en]").mkdir()
     (corpus / "[en]" / "a[1].txt").write_text("A")
     assert read(f"text:{corpus}/[en]") == read(f"text:{corpus}/[en]/a[1].txt") == ["A"]
+
+
+def test_what_mhsh_writes_below_the_texts_is_not_read_as_text(corpus: Path) -> None:
+    run = RunFolder.open_for_training(corpus / "runs" / "a", from_dict(load_fields("bert", "2l8h")))
+    (run.path / "checkpoints").mkdir()
+    for name in ("vocab.txt", "checkpoints/done.txt"):
+        (run.path / name).write_text("no")
+    (corpus / "deep" / "config.json").write_text('{\n"title": "mine"}')
+    assert read(f"text:{corpus}/**/*.*") == read(f"text:{corpus}") == ["B1", "B2", "A1\nA2", '{\n"title": "mine"}']
+    # A folder that is named is read.
+    assert read(f"text:{run.path}/**/*.txt") == read(f"text:{corpus}/runs/*/**/*.txt") == ["no", "no"]
+    assert read(f"text:{corpus}/runs/*/vocab.txt") == ["no"]
+    assert "matches only files in folders of runs or prepared rows, which ** leaves out" in refusal(f"text:{corpus}/runs")
 
 
 def test_a_folder_without_files_and_one_with_an_image(corpus: Path, tmp_path: Path) -> None:
