@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from etils import epath
@@ -13,10 +14,13 @@ from mhsh.config.schema import TranslationDataConfig
 from mhsh.data import synthetic, tfds
 from mhsh.data.text_files import matching_files, text_lines
 from mhsh.errors import UserError
+from mhsh.storage.files import expand_user
 
 # Control characters (category Cc) that are not white space; they are removed. The others become a
 # space.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if not chr(code).isspace()}
+# The wildcards of a glob as regular expressions; any other stands for a character.
+_WILDCARDS = {"**/": "(.*/|)", "**": "(.*)", "*": "([^/]*)"}
 
 
 class Pair(NamedTuple):
@@ -31,7 +35,8 @@ def read_pairs(source: str) -> Iterator[Pair]:
 
     Sources:
       numbers, numbers:COUNT: COUNT (100,000) training pairs of number words; see synthetic.py.
-      text:SOURCE_GLOB,TARGET_GLOB: files, sorted and paired; line n translates line n.
+      text:SOURCE_GLOB,TARGET_GLOB: files, paired by what the wildcards stand for, or else in sorted
+        order; line n translates line n.
       tfds:NAME: a translation data set that TFDS has prepared, such as tfds:wmt14_translate/de-en.
 
     Raises UserError where something is wrong; inside a file, when the reading gets there.
@@ -84,8 +89,21 @@ def _text_pairs(source: str, source_glob: str, target_glob: str) -> Iterator[Pai
             f"{source!r} matches {len(sources)} source files ({sources[0]} ...) and {len(targets)} target files "
             f"({targets[0]} ...); every file needs its translation"
         )
+    # Whole names may sort differently in two languages: news.dev.en, news.en; news.de, news.dev.de.
+    names, target_names = _matched_parts(source_glob, sources), _matched_parts(target_glob, targets)
+    if sorted(names) == sorted(target_names):
+        by_name = dict(zip(target_names, targets, strict=True))
+        targets = [by_name[name] for name in names]
     for pair in zip(sources, targets, strict=True):
         yield from _file_pairs(*pair)
+
+
+def _matched_parts(pattern: str, paths: Sequence[epath.Path]) -> list[tuple[str, ...]]:
+    """What the wildcards of a glob stand for in each of its files."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", str(epath.Path(expand_user(pattern))))
+    expression = "".join(_WILDCARDS.get(part, "(.)") if number % 2 else re.escape(part) for number, part in enumerate(parts))
+    matches = [re.fullmatch(expression, str(path), re.DOTALL) for path in paths]
+    return [match.groups() if match else (str(path),) for match, path in zip(matches, paths, strict=True)]
 
 
 def _file_pairs(source: epath.Path, target: epath.Path) -> Iterator[Pair]:

@@ -43,6 +43,22 @@ def test_files_pair_in_sorted_order_plain_and_packed(tmp_path: Path) -> None:
     assert all(isinstance(pair, Pair) for pair in pairs)
 
 
+def test_files_pair_by_what_the_globs_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("news", "news.dev", "deep/news", "deep/a/news.x"):  # "news.en" is after "news.dev.en", "news.de" before
+        for language in ("en", "de"):
+            path = tmp_path / f"{name}.{language}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name}\n")
+    globs = ("news*.", "**/*.", "deep/**/news*.", "n?ws*.", "news.", "ne[w]s.d[e]v.")
+    for glob in globs:
+        pairs = list(read_pairs(f"text:{glob}en,{glob}de"))
+        assert pairs and all(source == target for source, target in pairs), glob
+        assert list(read_pairs(f"text:{tmp_path}//{glob}en,./{glob}de")) == pairs
+    (tmp_path / "news.dev.de").rename(tmp_path / "nouvelles.de")  # other names pair in sorted order
+    assert list(read_pairs("text:new*.en,n*.de")) == [("news.dev", "news"), ("news", "news.dev")]
+
+
 @pytest.mark.parametrize(("source", "target"), [(3, 5), (5, 3), (0, 1), (1, 0)])
 def test_files_of_unequal_length(tmp_path: Path, source: int, target: int) -> None:
     (tmp_path / "t.en").write_text("a\n" * source)
