@@ -11,6 +11,7 @@ import glob
 import gzip
 import io
 import itertools
+import json
 import lzma
 import sys
 import zlib
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 from etils import epath
 
-from mhsh.encoding import HEAD_BYTES, check_head, compression, decode, decode_line, marked_encoding
+from mhsh.encoding import HEAD_BYTES, check_head, check_text, compression, decode, decode_line, marked_encoding
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
 from mhsh.storage.files import expand_user, open_binary, read_small_file
@@ -274,8 +275,8 @@ def read_jsonl(path: epath.Path, field: str) -> Iterator[str]:
         if not line.strip(BLANKS):
             continue
         try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            record = _decode_object(line)
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} line {number} is not an object of JSON ({error}); jsonl: has one in every line") from error
         text = _field_value(record, field)
         if text is None:
@@ -285,9 +286,27 @@ def read_jsonl(path: epath.Path, field: str) -> Iterator[str]:
                 f"{path} line {number}: {field!r} is of type {type(text).__name__}, which is not text; name another field"
             )
         found = found or text is not None
+        if text and not text.isascii():
+            check_text(text, f"{path} line {number}: {field!r}")
         yield text or ""
     if lacking is not None and not found:
         raise UserError(f"{path} has no text in {field!r}, but the fields {', '.join(lacking)}; write jsonl:GLOB:FIELD")
+
+
+def _decode_object(line: str) -> dict[str, Any]:
+    """The object in a line of JSON. Python's own json writes NaN, Infinity and half of a surrogate
+    pair, so they may be in it. Raises ValueError where it is none.
+    """
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError(str(error)) from error
+        return value
 
 
 def text_field(line: str) -> str | None:
@@ -295,10 +314,10 @@ def text_field(line: str) -> str | None:
     text); None for any other line.
     """
     try:
-        value = msgspec.json.decode(line) if line.lstrip()[:1] == "{" else None
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        value = _decode_object(line) if line.lstrip()[:1] == "{" else None
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+    if value is None:
         return None
     return max(_paths(value), key=lambda found: len(found[1]), default=("", ""))[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,10 @@ def test_jsonl_has_a_field_of_every_line(tmp_path: Path) -> None:
     assert read(f"jsonl:{path}:a.b") == ["Ein", "Ein", "Noc"]
     path.write_text('{"text": null}\n{"other": 1}\n{"text": "one"}\n')
     assert read(f"jsonl:{path}") == ["", "", "one"]  # counted as empty
+    for value in (math.nan, -math.inf, {"a": 10**400}, "\ud83d"):  # as Python writes them
+        path.write_text(json.dumps({"other": value, "text": "one"}) + "\n")
+        assert read(f"jsonl:{path}") == ["one"]
+        assert f"set data.source to jsonl:{path}:" in refusal(f"text:{path}")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,9 @@ def test_jsonl_has_a_field_of_every_line(tmp_path: Path) -> None:
     [
         ('{"text": "a"}\n["text"]\n', r"line 2 is not an object of JSON \(.*\); jsonl: has one in every line"),
         ("plain\n", r"line 1 is not an object of JSON"),
-        ('{"text": "\\ud83d"}\n', r"line 1 is not an object of JSON"),
+        ('{"text": "a"}\n{"text": "\\ud83d"}\n', r"line 2: 'text' is not text: U\+D83D at character 0 is half of a surrogate pair"),
+        ('{"text": NaN}\n', r"line 1: 'text' is of type float, which is not text"),
+        ('{"text": "a", "score": nan}\n', r"line 1 is not an object of JSON \(JSON is malformed"),
         ('{"text": ["a"]}\n', r"line 1: 'text' is of type list, which is not text; name another field"),
         ('{"body": "a", "id": 1}\n', r"has no text in 'text', but the fields body, id; write jsonl:GLOB:FIELD"),
     ],
