@@ -19,7 +19,7 @@ from mhsh.config.schema import AnyDataConfig, DataConfig, ModelConfig, Translati
 from mhsh.data.batches import Batch, Batches, MakeBatch, Selection, ordered_batches, shuffled_batches
 from mhsh.data.local_shards import open_table
 from mhsh.data.random_numbers import is_held_out
-from mhsh.data.shards import read_index
+from mhsh.data.shards import REMEDY, read_index
 from mhsh.data.subword import SubwordTokenizer
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, ArrayTable, Examples, ExampleTable, fingerprint_of, overlap
 from mhsh.data.wordpiece import Tokenizer
@@ -322,9 +322,12 @@ class StreamedTask(Task[TokenizerT]):
 
     def prepared_tokenizer(self, folder: epath.PathLike, train: Mapping[str, Any], validation: Mapping[str, Any]) -> TokenizerT:
         """The vocabulary of a prepared folder, whose indices have these `meta`. Raises UserError
-        where the three are not of one preparation, as after a copy over another folder.
+        where it is missing, or the three are not of one preparation, as after a copy over another
+        folder.
         """
         folder = epath.Path(folder)
+        if not exists(folder / self.vocab_file):
+            raise UserError(f"{folder / self.vocab_file} is missing; {REMEDY}")
         tokenizer = self.read_tokenizer(folder / self.vocab_file)
         same_rows = all(validation.get(name) == value for name, value in train.items() if name != "unigram_entropy")
         if not same_rows or train.get("tokenizer_fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:

@@ -230,6 +230,16 @@ def test_parts_of_two_preparations_are_no_whole(tmp_path, english_source, englis
             act()
 
 
+def test_a_copy_without_the_vocabulary(tmp_path, english_source, english_rows):
+    config = pretraining_config(source=english_source)
+    shutil.copytree(english_rows, tmp_path / "out", ignore=shutil.ignore_patterns("vocab.txt"))
+    for act in (lambda: load_corpus(with_rows(config, tmp_path / "out"), None), lambda: prepared(config, tmp_path / "out")):
+        with pytest.raises(
+            UserError, match=r"out/vocab\.txt is missing; put it back from a copy .* or prepare into another folder"
+        ):
+            act()
+
+
 def test_a_damaged_row_is_named_when_a_batch_needs_it(tmp_path, english_rows):
     shutil.copytree(english_rows, tmp_path / "out")
     corpus = load_corpus(with_rows(pretraining_config(), tmp_path / "out"), None)
