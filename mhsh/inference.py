@@ -141,7 +141,7 @@ class LoadedModel:
 
     def generate(self, prompt: Texts, *, max_tokens: int = 50, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> Texts:
         """The prompt and up to `max_tokens` tokens that a causal model writes after it; a list for
-        several prompts. An empty prompt begins a document.
+        several prompts. A prompt without a token begins a document.
 
         The text ends with the document, or at model.max_positions. Equal seeds give equal texts,
         whatever other prompts follow in the list.
@@ -159,8 +159,9 @@ class LoadedModel:
         assert isinstance(tokenizer, Tokenizer)
         limit, vocabulary = self.config.model.max_positions, self.config.model.vocab_size
         texts = list_texts(prompt)
+        given = tokenizer.encode_batch(texts)  # of white space alone WordPiece makes no token
         # [SEP] ends the document before.
-        prompts = [ids if len(ids) else np.array([tokenizer.sep_id], np.int32) for ids in tokenizer.encode_batch(texts)]
+        prompts = [ids if len(ids) else np.array([tokenizer.sep_id], np.int32) for ids in given]
         for number, ids in enumerate(prompts, 1):
             if len(ids) >= limit:
                 raise UserError(
@@ -182,8 +183,8 @@ class LoadedModel:
         if broken.size:
             raise NotFinite(f"prompt {broken[0] + 1}")
         whole_texts = [
-            tokenizer.decode([*(ids.tolist() if text else ()), *tokens[:count].tolist()])
-            for text, ids, tokens, count in zip(texts, prompts, written.tokens, written.lengths, strict=False)
+            tokenizer.decode([*ids.tolist(), *tokens[:count].tolist()])
+            for ids, tokens, count in zip(given, written.tokens, written.lengths, strict=False)
         ]
         return _match_input(prompt, whole_texts)
 

@@ -161,6 +161,14 @@ def test_generation_is_greedy_at_zero_and_keeps_to_its_limits(causal):
     assert long[0] != model.generate("The", max_tokens=500, temperature=3.0, seed=6)
 
 
+def test_a_prompt_without_a_token_begins_a_document(saved):
+    """As one of white space is for WordPiece: the mark that the model then reads is no text."""
+    config = small_bert.small_config(objective="clm", next_sentence=False, num_heads=2, vocab_size=32, embed_dim=16)
+    model = mhsh.load(saved(config, small_bert.small_tokenizer(), small_bert.trained_params(config.model)))
+    begun, *others = model.generate(["", " ", "\u200b"], max_tokens=4, temperature=0.0)
+    assert begun and others == [begun] * 2
+
+
 def test_a_model_that_diverged_writes_nothing(causal, masked):
     """Its likeliest token would be the first of the vocabulary, over and over."""
     models = []
