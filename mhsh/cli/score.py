@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -46,6 +49,7 @@ def run(
     systems, baselines = (
         [_lines_beside(path, references, len(reference_lines)) for path in paths] for paths in (hypotheses, baseline)
     )
+    _note_forms({references: reference_lines, **dict(zip((*hypotheses, *baseline), (*systems, *baselines), strict=True))})
     scores = dataclasses.asdict(score_translations(systems[0], reference_lines, lowercase=lowercase))
     if not baseline:
         print(to_json(scores))
@@ -65,3 +69,18 @@ def _lines_beside(path: str, references: str, number: int) -> list[str]:
             "give files in which line k is the translation of the same sentence"
         )
     return lines
+
+
+def _note_forms(files: Mapping[str, Sequence[str]]) -> None:
+    """Says on standard error which files are not in Unicode's composed form where others are: for
+    BLEU and chrF the same letter is then another one. All that mhsh translates is composed.
+    """
+    numbers = {path: sum(not unicodedata.is_normalized("NFC", line) for line in lines) for path, lines in files.items()}
+    if not all(numbers.values()):
+        for path, number in numbers.items():
+            if number:
+                print(
+                    f"mhsh score: {path} has letters that are not composed (NFC) in {number} of {len(files[path])} lines, other "
+                    "files have none: equal letters count as different; convert it to NFC",
+                    file=sys.stderr,
+                )

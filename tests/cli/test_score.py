@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -61,3 +62,18 @@ def test_the_difference_to_a_baseline_has_an_interval(lines, capsys):
     for each in pairs:
         low, high = each["interval"]
         assert 0 < low < each["difference"] < high
+
+
+def test_files_in_two_forms_of_unicode_are_named(lines, tmp_path, capsys):
+    """ "ä" in one character and in two: the same to a reader, not to BLEU."""
+    other = tmp_path / "decomposed.de"
+    other.write_text(unicodedata.normalize("NFD", lines[1].read_text(encoding="utf-8")), encoding="utf-8")
+    for hypotheses, references in ((lines[1], other), (other, lines[1])):
+        assert run(hypotheses=(str(hypotheses),), references=str(references)) == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["bleu"] < 95
+        assert printed.err.startswith(f"mhsh score: {other} has letters that are not composed (NFC) in 80 of 150 lines")
+        assert printed.err.count("\n") == 1
+    for path in (lines[1], other):
+        assert run(hypotheses=(str(path),), references=str(path)) == 0
+        assert not capsys.readouterr().err
