@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
+from mhsh.storage.files import absolute
 from mhsh.sweep.axes import parents
 from mhsh.sweep.folder import ENDED, Plan, SweepFolder, Tuning
-from mhsh.verdict.experiment import load_experiment, planned_experiment
-from mhsh.verdict.tuning import tune
+from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
+from mhsh.verdict.findings import compare
+from mhsh.verdict.runs import real_path
+from mhsh.verdict.tuning import tune, values_to_add
 
 
 class CellSelection:
@@ -37,9 +41,8 @@ class CellSelection:
 
     def _reporting_cells(self, choosing: Tuning) -> list[str]:
         """The reporting cells of the settings whose value is chosen; says what is new."""
-        tuned = tune(load_experiment([str(self._folder.path)]), choosing.over, choosing.seeds)
         names = []
-        for group in tuned.groups:
+        for group in _load_tuned(self._folder, choosing).groups:
             if group.choice is None or not group.choice.is_final:
                 continue
             best = group.choice.optimum
@@ -55,6 +58,25 @@ def cells_left(folder: SweepFolder, plan: Plan) -> list[str]:
     """The cells that are to be trained, and have not ended."""
     ended = {cell.name for cell in plan.cells if folder.outcome(cell.name).kind in ENDED}
     return [name for name in CellSelection(folder, says_new=False)(plan, ended) if name not in ended]
+
+
+def values_to_try(folder: SweepFolder, choosing: Tuning) -> list[int | float]:
+    """The values of the tuned field that are to be tried next, in ascending order."""
+    tuned = _load_tuned(folder, choosing)
+    # Without the choices these intervals hold the noise alone, not what the grid hides.
+    untuned = dataclasses.replace(tuned, groups=tuple(dataclasses.replace(group, choice=None) for group in tuned.groups))
+    differences = [finding.difference for finding in compare(untuned).findings if finding is not None]
+    half_widths = [(each.high - each.low) / 2 for each in differences if each is not None and each.has_interval]
+    return values_to_add(min(half_widths, default=0.0), tuned.choices)
+
+
+def _load_tuned(folder: SweepFolder, choosing: Tuning) -> Experiment:
+    """The sweep as it has run, each setting at its best value. Other runs below the folder, as a
+    copy of a cell, are not of the plan: their seeds would be among those that choose.
+    """
+    loaded, sweep = load_experiment([str(folder.path)]), real_path(absolute(folder.path))
+    own = tuple(group for group in loaded.groups if group.sweep == sweep)
+    return tune(dataclasses.replace(loaded, groups=own), choosing.over, choosing.seeds)
 
 
 def _add_parents(plan: Plan, names: Sequence[str]) -> list[str]:

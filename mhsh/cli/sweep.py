@@ -19,7 +19,7 @@ from mhsh import text
 from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.cli.early_stop import report_stop
 from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
-from mhsh.cli.selection import CellSelection, cells_left
+from mhsh.cli.selection import CellSelection, cells_left, values_to_try
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import scales_layers, shape_name
@@ -31,9 +31,8 @@ from mhsh.storage.run_record import FINISHED, RUNNING
 from mhsh.sweep.axes import BUDGET, DEPTH, SEEDS, SHORT_NAMES, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
 from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder, Tuning, check_margin
 from mhsh.text import format_list, sanitize
-from mhsh.verdict.experiment import load_experiment, planned_experiment
-from mhsh.verdict.findings import compare
-from mhsh.verdict.tuning import field_of, tune, values_to_add
+from mhsh.verdict.experiment import planned_experiment
+from mhsh.verdict.tuning import field_of, tune
 
 _SECONDS_BETWEEN_LOOKS = {False: 0.3, True: 10.0}  # on a disk; in a bucket
 
@@ -263,13 +262,7 @@ def _refine(folder: SweepFolder, plan: Plan) -> Plan | None:
     """Adds to the plan the values that are to be tried next; None: there are none."""
     if plan.choosing is None:
         return None
-    over = plan.choosing.over
-    tuned = tune(load_experiment([str(folder.path)]), over, plan.choosing.seeds)
-    # Without the choices these intervals hold the noise alone, not what the grid hides.
-    untuned = replace(tuned, groups=tuple(replace(group, choice=None) for group in tuned.groups))
-    differences = [finding.difference for finding in compare(untuned).findings if finding is not None]
-    half_widths = [(each.high - each.low) / 2 for each in differences if each is not None and each.has_interval]
-    added = values_to_add(min(half_widths, default=0.0), tuned.choices)
+    over, added = plan.choosing.over, values_to_try(folder, plan.choosing)
     if not added:
         return None
     print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mhsh.cli.selection import CellSelection
+from mhsh.cli.selection import CellSelection, values_to_try
 from mhsh.sweep.folder import Tuning
 from tests.conftest import load_fields
 from tests.sweeps import write_sweep
@@ -35,3 +35,20 @@ def test_a_cell_whose_folder_was_moved_and_linked_keeps_its_name(tmp_path):
     (tmp_path / "s/runs" / names[3]).symlink_to(tmp_path / "moved")
     plan = dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1))
     assert CellSelection(folder)(plan, names) == [names[0], names[2], names[3]]
+
+
+def test_another_run_in_the_folder_of_a_sweep_does_not_choose(tmp_path):
+    """Its seed is the lowest, so that one that chooses would report; and rates would be added
+    around its own for ever.
+    """
+    fields = load_fields("evidence", "heads")
+    losses = {("0.001", 1): 2.0, ("0.001", 2): 1.5, ("0.002", 1): 2.1, ("0.002", 2): 1.0}
+    ends = {f"learning_rate-{rate}_seed-{seed}": loss for (rate, seed), loss in losses.items()}
+    folder = write_sweep(tmp_path / "s", fields, ["lr=1e-3,2e-3", "seed=1,2,3"], ends)
+    plan = dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 2))
+    needed, added = [*ends, "learning_rate-0.002_seed-3"], values_to_try(folder, Tuning("lr", 2))
+    assert CellSelection(folder)(plan, list(ends)) == needed
+    other = write_sweep(tmp_path / "other", fields, ["lr=5e-2", "seed=0"], {"learning_rate-0.05_seed-0": 1.7})
+    other.run_folder("learning_rate-0.05_seed-0").path.rename(folder.run_folder("mine").path)
+    assert CellSelection(folder)(plan, list(ends)) == needed
+    assert values_to_try(folder, Tuning("lr", 2)) == added == [0.00141, 0.004]
