@@ -32,11 +32,12 @@ class CellSelection:
         if plan.choosing is None:
             return [cell.name for cell in plan.cells]
         if self._plan is not plan:
-            planned = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds)
-            self._plan, self._choosing, self._reporting = plan, [choice.choosing for choice in planned.choices], (0, [])
+            tuned = tune(planned_experiment(plan), plan.choosing.over, plan.choosing.seeds)
+            self._plan, self._choosing, self._reporting = plan, [choice.choosing for choice in tuned.choices], (0, [])
         decided = sum(all(name in ended for name in names) for names in self._choosing)
         if decided != self._reporting[0]:
-            self._reporting = decided, self._reporting_cells(plan.choosing)
+            planned = {cell.name for cell in plan.cells}  # the folder's plan may have grown since this one was read
+            self._reporting = decided, [name for name in self._reporting_cells(plan.choosing) if name in planned]
         return _add_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
 
     def _reporting_cells(self, choosing: Tuning) -> list[str]:

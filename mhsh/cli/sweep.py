@@ -129,7 +129,7 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
         folder.open_for(plan, command)
         if retry:
             folder.forget_failures()
-        stopped_by, progress = _run_workers(folder, plan, *workers)
+        stopped_by, progress = _run_workers(folder, *workers)
         refined = _refine(folder, plan) if refine and stopped_by is None and not progress.cells_left else None
         if refined is None:
             break
@@ -194,18 +194,18 @@ def _add_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
     return _add_values(axes, seeds[0].path, range(last + 1, last + 1 + count))
 
 
-def _run_workers(folder: SweepFolder, plan: Plan, parallel: int, together: int) -> tuple[int | None, _Progress]:
+def _run_workers(folder: SweepFolder, parallel: int, together: int) -> tuple[int | None, _Progress]:
     """The signal that stopped the workers, and what has become of the cells."""
     from mhsh.sweep.local import run_workers
 
-    progress = _Progress(folder, plan)
+    progress = _Progress(folder)
     if not parallel:
         progress.look()
         return None, progress
     print(f"{len(progress.cells_left)} of {len(progress.needed_cells)} cells to run", flush=True)
     if not progress.cells_left:
         return None, progress
-    files = sorted({path for cell in plan.cells for path in files_of(cell.config)})
+    files = sorted({path for cell in folder.read_plan().cells for path in files_of(cell.config)})
     flags = [*(f"--with={path}" for path in files), f"--together={together}"]
     stopped_by, lines = run_workers(folder, parallel, flags, progress.look)
     progress.look(at_once=True)
@@ -259,12 +259,15 @@ def _exit_status(folder: SweepFolder, progress: _Progress) -> int:
 
 
 def _refine(folder: SweepFolder, plan: Plan) -> Plan | None:
-    """Adds to the plan the values that are to be tried next; None: there are none."""
+    """The plan to train next: with the values that are to be tried, or with what another command
+    has added meanwhile; None: there is nothing.
+    """
     if plan.choosing is None:
         return None
     over, added = plan.choosing.over, values_to_try(folder, plan.choosing)
+    plan = folder.read_plan()
     if not added:
-        return None
+        return plan if cells_left(folder, plan) else None
     print(f"Refining {over}: {format_list([f'{value:g}' for value in added])}", flush=True)
     refined = make_plan(_add_values(plan.axes, field_of(over), added), plan.fields, plan.choosing)
     return replace(refined, margin=plan.margin, pooled=plan.pooled)
@@ -339,9 +342,8 @@ class _Progress:
     result, and how long the others take by their FLOPs.
     """
 
-    def __init__(self, folder: SweepFolder, plan: Plan) -> None:
-        self._folder, self._plan, self._selection = folder, plan, CellSelection(folder)
-        self._costs = {cell.name: cell.cost["flops"] for cell in plan.cells}
+    def __init__(self, folder: SweepFolder) -> None:
+        self._folder, self._selection = folder, CellSelection(folder)
         self._seen: dict[str, str] = {}
         self._begun, self._next, self._flops = time.monotonic(), 0.0, 0.0
         self.ended: dict[str, CellState] = {}
@@ -364,6 +366,8 @@ class _Progress:
             self._next = began + max(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)], 10 * took)
 
     def _update(self, said: bool) -> None:
+        self._plan = self._folder.read_plan()  # another command may have added to it
+        self._costs = {cell.name: cell.cost["flops"] for cell in self._plan.cells}
         looked = -1
         while looked < len(self.ended):  # the end of those that choose makes others needed
             looked = len(self.ended)

@@ -20,7 +20,8 @@ import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
-from mhsh.cli.sweep import _add_values, _refine, make_plan, print_plan
+from mhsh.cli.selection import CellSelection
+from mhsh.cli.sweep import _add_values, _Progress, _refine, make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
@@ -209,6 +210,25 @@ def test_a_value_that_was_added_and_failed_is_not_added_for_ever(tmp_path):
     ends = {f"learning_rate-{rate}_seed-0": end for rate, end in (("0.00141", 2.0), ("0.002", 1.0), ("0.004", FAILED))}
     folder = tuned(tmp_path / "s", ["lr=0.00141,0.002,0.004", "seed=0,1"], ends)
     assert _refine(folder, folder.read_plan()) is None
+
+
+def test_a_plan_that_another_command_adds_to_is_followed(tmp_path, capsys):
+    """As by --add-seeds or --refine on another machine, while this one waits for its cells."""
+    ends = {f"learning_rate-{rate}_seed-0": end for rate, end in (("0.001", 2.0), ("0.002", 1.0))}
+    folder = tuned(tmp_path / "s", ["lr=1e-3,2e-3", "seed=0,1"], ends)
+    plan, progress, selection = folder.read_plan(), _Progress(folder), CellSelection(folder)
+    before = [*ends, "learning_rate-0.002_seed-1"]
+    assert progress.needed_cells == before
+    folder.open_for(make_plan(_add_values(plan.axes, "seed", [2]), plan.fields, plan.choosing), "--add-seeds=1")
+    assert selection(plan, list(ends)) == before  # a worker has yet to read the new plan
+    folder.finish(before[-1], 2, "ended")
+    capsys.readouterr()
+    progress.look(at_once=True)
+    assert progress.cells_left == ["learning_rate-0.002_seed-2"] and f"[3/4] {before[-1]}: failed" in capsys.readouterr().out
+    refined = _refine(folder, plan)  # beside the seed that was added
+    assert refined is not None and [axis.values for axis in refined.axes] == [(0.001, 0.00141, 0.002, 0.004), (0, 1, 2)]
+    folder.open_for(refined, "--refine")
+    assert _refine(folder, plan) == refined  # another machine has planned it: there is something to train
 
 
 @pytest.fixture
