@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
+from mhsh.errors import UserError
 from mhsh.storage.files import absolute
-from mhsh.sweep.axes import parents
+from mhsh.sweep.axes import Axis, Value, cells_of, parents
 from mhsh.sweep.folder import ENDED, Plan, SweepFolder, Tuning
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
 from mhsh.verdict.runs import real_path
-from mhsh.verdict.tuning import tune, values_to_add
+from mhsh.verdict.tuning import field_of, tune, values_to_add
 
 
 class CellSelection:
@@ -68,7 +69,17 @@ def values_to_try(folder: SweepFolder, choosing: Tuning) -> list[int | float]:
     untuned = dataclasses.replace(tuned, groups=tuple(dataclasses.replace(group, choice=None) for group in tuned.groups))
     differences = [finding.difference for finding in compare(untuned).findings if finding is not None]
     half_widths = [(each.high - each.low) / 2 for each in differences if each is not None and each.has_interval]
-    return values_to_add(min(half_widths, default=0.0), tuned.choices)
+    plan, path = folder.read_plan(), field_of(choosing.over)
+    return [value for value in values_to_add(min(half_widths, default=0.0), tuned.choices) if _is_allowed(plan, path, value)]
+
+
+def _is_allowed(plan: Plan, path: str, value: Value) -> bool:
+    """Whether every cell may have the value: one beyond the grid may be out of range."""
+    try:
+        cells_of([Axis(path, (value,)) if axis.path == path else axis for axis in plan.axes], plan.fields, lambda config: {})
+    except UserError:
+        return False
+    return True
 
 
 def _load_tuned(folder: SweepFolder, choosing: Tuning) -> Experiment:

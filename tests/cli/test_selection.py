@@ -45,7 +45,7 @@ def test_another_run_in_the_folder_of_a_sweep_does_not_choose(tmp_path):
     losses = {("0.001", 1): 2.0, ("0.001", 2): 1.5, ("0.002", 1): 2.1, ("0.002", 2): 1.0}
     ends = {f"learning_rate-{rate}_seed-{seed}": loss for (rate, seed), loss in losses.items()}
     folder = write_sweep(tmp_path / "s", fields, ["lr=1e-3,2e-3", "seed=1,2,3"], ends)
-    plan = dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 2))
+    folder.open_for(plan := dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 2), fields=fields))
     needed, added = [*ends, "learning_rate-0.002_seed-3"], values_to_try(folder, Tuning("lr", 2))
     assert CellSelection(folder)(plan, list(ends)) == needed
     other = write_sweep(tmp_path / "other", fields, ["lr=5e-2", "seed=0"], {"learning_rate-0.05_seed-0": 1.7})

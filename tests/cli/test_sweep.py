@@ -180,11 +180,11 @@ def test_seeds_that_are_added_do_not_choose(tmp_path):
     assert folder.read_plan().axes[0].values == (0.001, 0.00178, 0.00237, 0.00316, 0.00562)
 
 
-def tuned(path: Path, axes: list[str], ends: dict[str, Any]) -> SweepFolder:
+def tuned(path: Path, axes: list[str], ends: dict[str, Any], over: str = "lr") -> SweepFolder:
     """A sweep of which the first seed chooses the rate."""
     fields = load_fields("evidence", "heads")
     folder = write_sweep(path, fields, axes, ends)
-    folder.open_for(dataclasses.replace(folder.read_plan(), choosing=Tuning("lr", 1), fields=fields))
+    folder.open_for(dataclasses.replace(folder.read_plan(), choosing=Tuning(over, 1), fields=fields))
     return folder
 
 
@@ -210,6 +210,13 @@ def test_a_value_that_was_added_and_failed_is_not_added_for_ever(tmp_path):
     ends = {f"learning_rate-{rate}_seed-0": end for rate, end in (("0.00141", 2.0), ("0.002", 1.0), ("0.004", FAILED))}
     folder = tuned(tmp_path / "s", ["lr=0.00141,0.002,0.004", "seed=0,1"], ends)
     assert _refine(folder, folder.read_plan()) is None
+
+
+def test_a_value_that_the_field_does_not_allow_is_not_added(tmp_path, capsys):
+    ends = {f"beta2-{value}_seed-0": end for value, end in (("0.3", 2.0), ("0.9", 1.0))}
+    folder = tuned(tmp_path / "s", ["beta2=0.3,0.9", "seed=0,1"], ends, "beta2")
+    refined = _refine(folder, folder.read_plan())
+    assert refined is not None and refined.axes[0].values == (0.3, 0.52, 0.9)  # an octave beyond the best is 1.8
 
 
 def test_a_plan_that_another_command_adds_to_is_followed(tmp_path, capsys):
