@@ -268,7 +268,8 @@ def _train(ready: _ReadyRun, program: Program, place: int) -> Generator[HostBatc
         stopped_by = yield from _steps(run, log, record, program, place, start.step)
         with clock.phase("saving"):
             run.checkpoints.close()
-    record.write(STOPPED if stopped_by else FINISHED, outcome=outcome_of(folder, config, run.corpus.unigram_entropy))
+    outcome = outcome_of(folder, config, run.corpus.unigram_entropy, goes_on=stopped_by is not None)
+    record.write(FINISHED if stopped_by is None else STOPPED, outcome=outcome)
     for line in last_lines(folder, config) if jax.process_index() == 0 else ():
         display.note(line)
     return stopped_by

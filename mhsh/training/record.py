@@ -21,7 +21,7 @@ from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, row_token
 from mhsh.models.losses import weighted_mean
 from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
-from mhsh.storage.outcome import SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
+from mhsh.storage.outcome import DIVERGED, SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
 from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.verify import hex_digits
 from mhsh.training.compiling import flags_in_force
@@ -214,15 +214,17 @@ class RunRecord:
         folder.write_run(self._values | written | more)
 
 
-def outcome_of(folder: RunFolder, config: Config, entropy: float | None) -> str:
+def outcome_of(folder: RunFolder, config: Config, entropy: float | None, goes_on: bool = False) -> str | None:
     """The outcome of a run that has ended without error, by the rules of storage/outcome.py;
-    `entropy` is the unigram entropy of its training text.
+    `entropy` is the unigram entropy of its training text. None of one that `goes_on` and whose last
+    losses are not finite: of runs that have not finished only those that give up have diverged.
     """
     metrics = folder.read_metrics()
     _, losses = metrics.series("train", "step", "loss")
     _, validation = metrics.series("validation", "step", "loss")
     last = float(validation[-1]) if len(validation) else None
-    return plateau_outcome(config.model.objective, smoothed_final_loss(losses), last, entropy)
+    outcome = plateau_outcome(config.model.objective, smoothed_final_loss(losses), last, entropy)
+    return None if goes_on and outcome == DIVERGED else outcome
 
 
 def _extend_history(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.sweep.axes import cells_of, parse_axes
 from mhsh.sweep.folder import FAILED, GAVE_UP, WAITING, Plan, SweepFolder, Tuning
+from mhsh.training.record import outcome_of
 from tests.conftest import load_fields
 
 
@@ -158,6 +159,17 @@ def test_states(folder, record, exit_status, kind):
     assert state.kind == kind
     assert state.reason == (f"exit status {exit_status}: mhsh: the reason" if kind == FAILED else "")
     assert folder.state("seed-1").kind == WAITING
+
+
+def test_a_cell_that_is_stopped_while_its_losses_are_not_finite_goes_on(folder):
+    """Updates are skipped, and training has not given up; the next ones may be finite."""
+    cell, run = folder.read_plan().cells[0], folder.run_folder("seed-0")
+    begin(folder, cell.config, {})
+    run.append_metrics([{"step": step, "split": "train", "loss": loss} for step, loss in enumerate((5.0, None, None), 1)])
+    assert outcome_of(run, cell.config, 3.0) == DIVERGED
+    run.write_run({"status": STOPPED, "outcome": outcome_of(run, cell.config, 3.0, goes_on=True)})
+    folder.finish("seed-0", 143)
+    assert folder.state("seed-0").kind == STOPPED
 
 
 def test_a_damaged_record_is_a_failed_cell_and_named(folder):
