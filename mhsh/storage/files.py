@@ -24,7 +24,7 @@ from mhsh.encoding import decode
 from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, check_bucket, is_remote
 from mhsh.storage.disk_lock import hold_lock
-from mhsh.storage.outage import retry
+from mhsh.storage.outage import again_if_stale, retry
 from mhsh.storage.questions import is_dir, names_in
 
 _LARGEST = 1 << 26  # bytes of a file that is read as a whole
@@ -252,6 +252,7 @@ class MissingFile(UserError):
     """The file to be read does not exist."""
 
 
+@again_if_stale
 def read_small_file(path: epath.PathLike) -> bytes:
     """The bytes of a small file: JSON or a vocabulary, local or in a bucket. Raises OSError where
     it cannot be opened or read; it has `strerror`. Raises UserError where it is larger than any

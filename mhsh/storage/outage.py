@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
+import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from mhsh.errors import Unavailable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 LOGIN = "log in with gcloud auth application-default login, or ask for access"
 _REPORT_AFTER = 10.0  # seconds; a shorter outage is nobody's business
@@ -119,6 +121,23 @@ def retry(ask: Callable[[], T], where: object) -> T:
         else:
             note_answer()
             return answer
+
+
+def again_if_stale(read: Callable[P, T]) -> Callable[P, T]:
+    """Reads a file once more where another machine of a network file system has replaced it since
+    it was opened, as it does with run.json at each save.
+    """
+
+    @functools.wraps(read)
+    def reads(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            return read(*args, **kwargs)
+
+    return reads
 
 
 def _say(line: str) -> None:

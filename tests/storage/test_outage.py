@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import pytest
@@ -14,7 +17,7 @@ from etils import epath
 
 from mhsh.cli.main import main
 from mhsh.errors import Unavailable, UserError
-from mhsh.storage import outage
+from mhsh.storage import files, outage
 from mhsh.storage.bucket import BucketRefusal
 from mhsh.storage.files import make_folder, open_binary, read_object
 from mhsh.storage.questions import exists, is_dir, is_file, names_in
@@ -154,6 +157,23 @@ def test_a_disk_that_fails_for_a_while_and_one_that_stays_so(monkeypatch: pytest
         outage.note_answer()
     with pytest.raises(PermissionError):
         outage.retry(lambda: answers_after(9, errno.EACCES), "disk")
+
+
+def test_a_file_that_another_machine_replaces_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, opened = [errno.EIO, errno.ESTALE], files._open_regular
+
+    def opens(path: Path) -> Any:
+        return contextlib.nullcontext(SimpleNamespace(read=fails)) if codes else opened(path)
+
+    def fails(size: int) -> bytes:
+        raise OSError(code := codes.pop(), os.strerror(code), "object.json")
+
+    (tmp_path / "object.json").write_text('{"a": 1}')
+    monkeypatch.setattr(files, "_open_regular", opens)
+    with pytest.raises(UserError, match=r"cannot read .*: Input/output error"):  # as of a disk that is broken
+        read_object(tmp_path / "object.json")
+    codes.append(errno.ESTALE)
+    assert read_object(tmp_path / "object.json") == {"a": 1}
 
 
 def test_a_folder_that_is_there_is_one_while_questions_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
