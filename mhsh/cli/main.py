@@ -58,6 +58,7 @@ _FILE_SYSTEM_ERRORS = {
     errno.EACCES: ("permission is denied", "change the permissions"),
     errno.EPERM: ("the operation is not permitted", "change the permissions"),
     errno.ESTALE: ("a file of the network file system has gone", "mount it again"),
+    errno.ENOLCK: ("the file system has no locks", "mount it with locks, or choose a folder on another one,"),
     errno.EMFILE: ("too many files are open", "raise the limit (ulimit -n)"),
 }
 

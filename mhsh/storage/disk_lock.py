@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as of Lustre without flock, or NFS without lockd
+
 
 @contextlib.contextmanager
 def hold_lock(folder: Path, wait: bool = False) -> Iterator[None]:
     """Holds the folder's lock inside the `with`. The kernel frees it when the process ends, however
     it ends. Raises BlockingIOError where another process holds it, and this one does not `wait`.
-    Raises OSError where the folder cannot be opened, or its file system has no locks.
+    Raises OSError where the folder cannot be opened; with ENOLCK where its file system has no
+    locks.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                raise OSError(errno.ENOLCK, error.strerror, str(folder)) from error
+            raise
         yield
     finally:
         os.close(descriptor)

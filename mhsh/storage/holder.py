@@ -67,7 +67,7 @@ def hold_run(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
                 f"{folder} is in use: {describe_holder(folder)}; wait until it ends or stop it, or choose another --workdir"
             ) from None
         except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            if error.errno != errno.ENOLCK:
                 raise
             note = f"{folder} has no locks ({error.strerror}): nothing keeps a second process from this run"
         mount = "" if is_remote(folder) else unlocked_mount(Path(folder))
@@ -77,7 +77,9 @@ def hold_run(folder: epath.Path, watch: Watch | None = None) -> Iterator[str]:
 
 
 def is_held(folder: epath.Path) -> bool:
-    """Whether a process trains in the folder. In a bucket it may have died a moment ago."""
+    """Whether a process trains in the folder. In a bucket it may have died a moment ago, and where
+    this machine has no locks long ago.
+    """
     if not exists(folder / HOLDER_FILE):
         return False
     if is_remote(folder):
@@ -85,7 +87,9 @@ def is_held(folder: epath.Path) -> bool:
     try:
         with hold_lock(Path(folder)):
             return False
-    except BlockingIOError:
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.ENOLCK):
+            raise
         return True
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import re
@@ -217,6 +219,17 @@ def test_a_value_that_the_field_does_not_allow_is_not_added(tmp_path, capsys):
     folder = tuned(tmp_path / "s", ["beta2=0.3,0.9", "seed=0,1"], ends, "beta2")
     refined = _refine(folder, folder.read_plan())
     assert refined is not None and refined.axes[0].values == (0.3, 0.52, 0.9)  # an octave beyond the best is 1.8
+
+
+def test_a_disk_without_locks_is_one_line(tmp_path, capsys, monkeypatch):
+    """Workers there could not tell whose a cell is."""
+
+    def unsupported(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    assert main(["sweep", *CONFIG, "--axes", "seed=0,1", f"--workdir={tmp_path / 's'}", "--parallel=0"]) == 2
+    assert capsys.readouterr().err.startswith(f"mhsh: the file system has no locks ({tmp_path / 's'}); mount it with locks, or ")
 
 
 def test_a_plan_that_another_command_adds_to_is_followed(tmp_path, capsys):

@@ -22,6 +22,7 @@ from mhsh.config.recorded import WRITER
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.disk_lock import unlocked_mount
+from mhsh.storage.holder import HOLDER_FILE, is_held
 from mhsh.storage.run_folder import COUNTERS_FILE, RunFolder
 from tests.conftest import ROOT
 from tests.storage.test_holder import hold
@@ -97,6 +98,8 @@ def test_a_file_system_without_locks_is_said(folder, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with folder.hold() as note:
         assert note.endswith("run has no locks (Operation not supported): nothing keeps a second process from this run")
+    (folder.path / HOLDER_FILE).write_text("{}")  # of a machine that has locks
+    assert is_held(folder.path)
 
 
 MOUNTS = {
