@@ -28,6 +28,10 @@ class Unavailable(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class FullDisk(UserError):
+    """The disk is full, which is no fault of the run that found it so."""
+
+
 class NotFinite(UserError):
     """The outputs of a model are no numbers that anything can be chosen by. `where` is a line, a
     prompt or an example.

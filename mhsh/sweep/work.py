@@ -9,10 +9,12 @@ after DEAD_SECONDS, and another worker goes on with the cell from its last check
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import gc
 import itertools
 import json
+import os
 import sys
 import time
 import traceback
@@ -27,7 +29,7 @@ from mhsh.cluster.signals import StopSignals
 from mhsh.config.entries import REGISTRIES, check_recorded, files_of
 from mhsh.config.recorded import from_record, to_record
 from mhsh.config.schema import Config
-from mhsh.errors import Unavailable, UserError
+from mhsh.errors import FullDisk, Unavailable, UserError
 from mhsh.storage.bucket import LostRun, is_remote
 from mhsh.storage.holder import InUse, Watch, describe_holder
 from mhsh.storage.outage import one_try
@@ -72,8 +74,8 @@ class Worker:
         stopped this worker.
 
         Raises UserError where another version of mhsh planned the sweep, a cell was trained with
-        another file of the user's, or no cell can be trained here; Unavailable where the bucket
-        does not answer, or another worker has taken this one's cell.
+        another file of the user's, no cell can be trained here, or the disk is full; Unavailable
+        where the bucket does not answer, or another worker has taken this one's cell.
         """
         printed: list[str] = []
         self._check_files()
@@ -200,8 +202,14 @@ class Worker:
         return config
 
     def _note_end(self, name: str, error: Exception | None, stop: StopSignals, start: float) -> None:
-        """Notes how the try at a cell has ended. The worker goes on after an error of the cell."""
+        """Notes how the try at a cell has ended. The worker goes on after an error of the cell, but
+        not of a full disk.
+        """
         self._begun.remove(name)
+        if isinstance(error, FullDisk) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+            with contextlib.suppress(OSError):  # the next cells would train and fail, too
+                self._folder.finish(name, os.EX_TEMPFAIL, "the disk is full")
+            raise error
         reason = "" if error is None else str(error)
         if error is not None and not isinstance(error, UserError):
             traceback.print_exception(error)

@@ -5,6 +5,7 @@ is a function that writes what training writes last.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from mhsh.config.entries import add_optimizer, recorded_entries
-from mhsh.errors import Unavailable, UserError
+from mhsh.errors import FullDisk, Unavailable, UserError
 from mhsh.storage import bucket, holder
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.run_folder import RunFolder
@@ -170,6 +171,20 @@ def test_a_machine_on_which_nothing_trains_leaves_the_other_cells(on_disk):
     with pytest.raises(UserError, match="the first 3 cells have failed here, the last one of: no such text"):
         worker(on_disk, train).work()
     assert kinds(on_disk) == [FAILED] * TRIES + [WAITING] * 2
+
+
+@pytest.mark.parametrize("error", [FullDisk("the checkpoint could not be saved"), OSError(errno.ENOSPC, "No space left")])
+def test_a_full_disk_ends_a_worker_and_is_no_fault_of_its_cell(on_disk, error):
+    def train(config: Any, run: Any, note: str, stop: Any) -> None:
+        if config.train.seed == 1:
+            raise error
+        finish(config, run, note, stop)
+
+    for _ in range(TRIES + 1):
+        with pytest.raises(type(error), match=r"could not be saved|No space left"):
+            worker(on_disk, train).work()
+    assert kinds(on_disk) == [FINISHED] + [WAITING] * 4
+    assert worker(on_disk).work() is None and kinds(on_disk) == [FINISHED] * 5
 
 
 def test_a_cell_that_workers_die_of_is_given_up(on_disk):

@@ -19,7 +19,7 @@ from etils import epath
 
 from mhsh.cluster.agreement import broadcast_decision
 from mhsh.config.recorded import WRITER, check_version
-from mhsh.errors import Unavailable, UserError
+from mhsh.errors import FullDisk, Unavailable, UserError
 from mhsh.storage.bucket import BucketRefusal, is_remote
 from mhsh.storage.files import absolute, check_checkpoints_path, make_durable, make_folder, make_name_durable
 from mhsh.storage.outage import TRANSIENT
@@ -278,8 +278,9 @@ class Checkpoints(StoredCheckpoints):
             yield
         except Exception as error:  # any error of the threads of a save: Orbax has no class for it
             _raise_passing(error, f"the checkpoint of step {self._saving} in {self._folder} could not be saved")
-            reason = "the disk is full" if _FULL.search(str(error)) else _first_line(error)
-            raise UserError(
+            is_full = _FULL.search(str(error)) is not None
+            reason = "the disk is full" if is_full else _first_line(error)
+            raise (FullDisk if is_full else UserError)(
                 f"the checkpoint of step {self._saving} in {self._folder} could not be saved ({reason}); those before it are "
                 "whole: make room or repair the folder, and run the same command again"
             ) from error
