@@ -37,7 +37,16 @@ from mhsh.config.schema import Config
 from mhsh.errors import UserError
 from mhsh.storage.bucket import BucketRefusal, GuardedObject, LostObject, is_remote
 from mhsh.storage.disk_lock import hold_lock
-from mhsh.storage.files import MissingFile, expand_user, make_folder, parse_object, read_object, read_small_file, write_atomically
+from mhsh.storage.files import (
+    MissingFile,
+    check_checkpoints_path,
+    expand_user,
+    make_folder,
+    parse_object,
+    read_object,
+    read_small_file,
+    write_atomically,
+)
 from mhsh.storage.holder import describe_holder, is_held
 from mhsh.storage.outcome import DIVERGED
 from mhsh.storage.questions import exists, is_dir, paths_in
@@ -262,8 +271,9 @@ class SweepFolder:
 
     def check_takes(self, plan: Plan) -> None:
         """Raises UserError where the folder holds another sweep than a part of `plan`, or something
-        else.
+        else, or no run in it could be saved.
         """
+        check_checkpoints_path(self.path, saves=True)
         # In this order: another host may be opening it too, and writes its plan before all else.
         if exists(self.path) and _is_occupied(self.path) and not self.has_plan():
             raise UserError(f"{self.path} exists and holds no sweep; choose another --workdir")

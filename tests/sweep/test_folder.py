@@ -120,6 +120,8 @@ def test_what_is_no_sweep_is_refused(tmp_path):
         SweepFolder(tmp_path).open_for(planned("seed=0"))
     with pytest.raises(UserError, match=r"plan.json is missing"):
         SweepFolder(tmp_path).read_plan()
+    with pytest.raises(UserError, match=r"Orbax, .*, misreads \[1\] in that name"):
+        SweepFolder(tmp_path / "s[1]").open_for(planned("seed=0"))
     assert everything(tmp_path) == {tmp_path / "thesis.txt": b"mine"}
 
 
