@@ -361,6 +361,7 @@ class _Progress:
         """Says what is new, each look at all cells a while after the one before."""
         if at_once or time.monotonic() >= self._next:
             began = time.monotonic()
+            self.ended = self._folder.without_retried(self.ended) if at_once else self.ended
             self._update(said=True)
             took = time.monotonic() - began
             self._next = began + max(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)], 10 * took)

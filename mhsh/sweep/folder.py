@@ -233,6 +233,10 @@ class SweepFolder:
             if self.outcome(cell.name).kind == FAILED:
                 self.finish(cell.name, os.EX_TEMPFAIL, "to be tried again")
 
+    def without_retried(self, ended: Mapping[str, CellState]) -> dict[str, CellState]:
+        """The cells that had ended, without those that had failed and are tried again since."""
+        return {name: state for name, state in ended.items() if state.kind != FAILED or self.outcome(name).kind == FAILED}
+
     def state(self, name: str) -> CellState:
         """The state of the cell; a record that cannot be read makes it a failed one."""
         found, run = self.outcome(name), self.run_folder(name).path

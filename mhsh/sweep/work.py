@@ -88,7 +88,10 @@ class Worker:
                 )
             remaining = [cell for cell in self._cells(plan) if cell.name not in self.ended]
             if not remaining:
-                return None
+                counted, self.ended = len(self.ended), self._folder.without_retried(self.ended)
+                if len(self.ended) == counted:
+                    return None
+                continue
             with contextlib.ExitStack() as locks:
                 claims = self._claim_batch(plan, remaining, locks)
                 stopped_by = self._try(claims)

@@ -245,6 +245,9 @@ def test_a_plan_that_another_command_adds_to_is_followed(tmp_path, capsys):
     capsys.readouterr()
     progress.look(at_once=True)
     assert progress.cells_left == ["learning_rate-0.002_seed-2"] and f"[3/4] {before[-1]}: failed" in capsys.readouterr().out
+    folder.forget_failures()  # as --retry does
+    progress.look(at_once=True)
+    assert progress.cells_left == [before[-1], "learning_rate-0.002_seed-2"]
     refined = _refine(folder, plan)  # beside the seed that was added
     assert refined is not None and [axis.values for axis in refined.axes] == [(0.001, 0.00141, 0.002, 0.004), (0, 1, 2)]
     folder.open_for(refined, "--refine")

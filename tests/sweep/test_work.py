@@ -164,6 +164,22 @@ def test_cells_that_fail_diverge_and_crash_stop_no_other(on_disk, capfd):
     assert kinds(on_disk) == [FINISHED, FINISHED, GAVE_UP, FINISHED, FINISHED]
 
 
+def test_a_failed_cell_that_another_command_retries_is_trained_by_the_workers_that_are_there(on_disk):
+    failing = [1]
+
+    def train(config: Any, run: Any, note: str, stop: Any) -> None:
+        if config.train.seed in failing:
+            raise UserError("no such text")
+        if config.train.seed == 4:
+            on_disk.forget_failures()
+            failing.pop()
+        finish(config, run, note, stop)
+
+    each = worker(on_disk, train)
+    assert each.work() is None
+    assert kinds(on_disk) == [FINISHED] * 5 == [state.kind for state in each.ended.values()]
+
+
 def test_a_machine_on_which_nothing_trains_leaves_the_other_cells(on_disk):
     def train(*_: Any) -> None:
         raise UserError("no such text")
