@@ -89,7 +89,7 @@ class Worker:
             remaining = [cell for cell in self._cells(plan) if cell.name not in self.ended]
             if not remaining:
                 counted, self.ended = len(self.ended), self._folder.without_retried(self.ended)
-                if len(self.ended) == counted:
+                if len(self.ended) == counted and self._folder.read_plan() is plan:  # else it has just grown
                     return None
                 continue
             with contextlib.ExitStack() as locks:

@@ -77,7 +77,9 @@ def finish(config: Any, run: Any, note: str, stop: Any) -> None:
     run.write_run({"status": "finished"})
 
 
-def worker(folder: SweepFolder, train: Callable[..., Any] = finish, together: int = 1) -> Worker:
+def worker(
+    folder: SweepFolder, train: Callable[..., Any] = finish, together: int = 1, select: Callable[..., Any] = every
+) -> Worker:
     def each_in_turn(runs: Any, stop: Any) -> Iterator[Any]:
         for held in runs:
             try:
@@ -90,7 +92,7 @@ def worker(folder: SweepFolder, train: Callable[..., Any] = finish, together: in
                 stop.signal = stop.signal or stopped_by
                 yield held, None
 
-    return Worker(SweepFolder(folder.path), every, each_in_turn, together)
+    return Worker(SweepFolder(folder.path), select, each_in_turn, together)
 
 
 def kinds(folder: SweepFolder) -> list[str]:
@@ -299,6 +301,18 @@ def test_a_plan_that_grows_is_trained_by_the_workers_that_are_there(on_disk):
         ("", {"seed": [0, 1, 2, 3, 4]}, 5),
         ("--add-seeds=2", {"seed": [5, 6]}, 2),
     ]
+
+
+def test_a_plan_that_grows_while_a_worker_looks_for_cells_is_trained(on_disk):
+    def select(plan: Any, ended: Any) -> list[str]:
+        """As where the runs that choose are read, and the new plan has more of them."""
+        if len(ended) < 5:
+            return every(plan, ended)
+        on_disk.open_for(planned("seed=0,1,2,3,4,5"))
+        return every(plan, ended) if len(plan.cells) > 5 else []
+
+    assert worker(on_disk, select=select).work() is None
+    assert kinds(on_disk) == [FINISHED] * 6
 
 
 def test_cells_of_one_shape_that_stand_at_one_step_are_trained_together(tmp_path):
