@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from mhsh.errors import UserError
 from mhsh.storage.files import absolute
 from mhsh.sweep.axes import Axis, Value, cells_of, parents
-from mhsh.sweep.folder import ENDED, Plan, SweepFolder, Tuning
+from mhsh.sweep.folder import ENDED, FAILED, Plan, SweepFolder, Tuning
 from mhsh.verdict.experiment import Experiment, load_experiment, planned_experiment
 from mhsh.verdict.findings import compare
 from mhsh.verdict.runs import real_path
@@ -56,9 +56,10 @@ class CellSelection:
         return names
 
 
-def cells_left(folder: SweepFolder, plan: Plan) -> list[str]:
-    """The cells that are to be trained, and have not ended."""
-    ended = {cell.name for cell in plan.cells if folder.outcome(cell.name).kind in ENDED}
+def cells_left(folder: SweepFolder, plan: Plan, retry: bool = False) -> list[str]:
+    """The cells that are to be trained, and have not ended; with `retry` or have failed."""
+    kinds = {kind for kind in ENDED if kind != FAILED or not retry}
+    ended = {cell.name for cell in plan.cells if folder.outcome(cell.name).kind in kinds}
     return [name for name in CellSelection(folder, says_new=False)(plan, ended) if name not in ended]
 
 

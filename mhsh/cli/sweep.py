@@ -107,7 +107,7 @@ def run(
     jax.config.update("jax_platforms", "cpu")
     folder = SweepFolder(workdir)
     check_margin(options.margin)
-    plan = _plan(folder, config, options)
+    plan = _plan(folder, config, options, retry)
     if refine and plan.choosing is None:
         raise UserError("--refine goes with --over, the axis whose values it adds")
     print_plan(plan, Console(highlight=False, width=max(80, Console().width)))  # narrower, figures would be cut off
@@ -141,7 +141,7 @@ def _train(folder: SweepFolder, plan: Plan, command: str, workers: tuple[int, in
     return report_stop(stopped_by) if stopped_by is not None else _exit_status(folder, progress)
 
 
-def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions) -> Plan:
+def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions, retry: bool) -> Plan:
     """The folder's plan with what the command adds, and how its difference is judged."""
     current = folder.read_plan() if folder.has_plan() else None
     fields = config.fields if config is not None else current.fields if current is not None else {}
@@ -157,7 +157,7 @@ def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions
         for axis in axes:
             current = replace(current, axes=_add_values(current.axes, axis.path, axis.values))
         axes = current.axes
-    if options.add_seeds and not _is_adding(folder, current, options.add_seeds):
+    if options.add_seeds and not _is_adding(folder, current, options.add_seeds, retry):
         axes = _add_seeds(axes, options.add_seeds)
     try:
         plan = make_plan(axes, fields, current.choosing if current is not None else None)
@@ -180,10 +180,10 @@ def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions
     return replace(plan, margin=margin, pooled=options.pooled or (current is not None and current.pooled))
 
 
-def _is_adding(folder: SweepFolder, current: Plan | None, add_seeds: int) -> bool:
-    """Whether the last command added as many, and not all cells needed have ended: it goes on."""
+def _is_adding(folder: SweepFolder, current: Plan | None, add_seeds: int, retry: bool) -> bool:
+    """Whether the last command added as many, and cells are left to train or retry: it goes on."""
     added = [each.command for each in current.history if each.command != "--refine"] if current is not None else []
-    return current is not None and added[-1:] == [f"--add-seeds={add_seeds}"] and bool(cells_left(folder, current))
+    return current is not None and added[-1:] == [f"--add-seeds={add_seeds}"] and bool(cells_left(folder, current, retry))
 
 
 def _add_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:

@@ -190,7 +190,7 @@ def tuned(path: Path, axes: list[str], ends: dict[str, Any], over: str = "lr") -
     return folder
 
 
-def test_seeds_are_added_once_more_where_all_cells_that_are_needed_have_ended(tmp_path):
+def test_seeds_are_added_once_more_where_all_cells_that_are_needed_have_ended(tmp_path, capsys):
     """Cells at values that were not chosen never run. What was refined since does not count."""
     names = [f"learning_rate-{rate}_seed-{seed}" for rate, seed in (("0.001", 0), ("0.002", 0), ("0.002", 1))]
     folder = tuned(tmp_path / "s", ["lr=1e-3,2e-3", "seed=0,1"], dict(zip(names, (2.0, 1.0, 1.1), strict=True)))
@@ -202,6 +202,8 @@ def test_seeds_are_added_once_more_where_all_cells_that_are_needed_have_ended(tm
 
     assert [seeds(), seeds()] == [(0, 1, 2)] * 2
     folder.finish("learning_rate-0.002_seed-2", 2, "ended, in some way")
+    assert main([*more, "--retry", "--dry-run"]) == 0 and "in all" in (said := capsys.readouterr().out)
+    assert said.rpartition("in all")[2].split()[0] == "6"  # it goes on with the cell that has failed
     assert [seeds(), seeds()] == [(0, 1, 2, 3)] * 2
     plan = folder.read_plan()
     folder.open_for(make_plan(_add_values(plan.axes, plan.axes[0].path, [0.004]), plan.fields, plan.choosing), "--refine")
