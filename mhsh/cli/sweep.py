@@ -87,8 +87,8 @@ def run(
     """Plans a config at every combination of some fields' values, trains it, and writes a report.
 
     Prints the plan first. The same command resumes, and mhsh work trains the rest on any machine; a
-    sweep with a plan needs no --config and no --axes. The exit status is 2 if a cell has failed,
-    and 75 if some have not ended.
+    sweep with a plan needs no --config, and --axes adds values to its axes. The exit status is 2 if
+    a cell has failed, and 75 if some have not ended.
 
     Args:
       workdir: the sweep's folder, also in a bucket
@@ -153,7 +153,7 @@ def _plan(folder: SweepFolder, config: ConfigFields | None, options: PlanOptions
     axes = parse_axes(options.axes, fields, options.sample) if options.axes or current is None else current.axes
     if config is not None:
         _check_apart(axes, config)
-    if current is not None and {axis.path for axis in current.axes} == {axis.path for axis in axes}:
+    if current is not None and {axis.path for axis in axes} <= {axis.path for axis in current.axes}:
         for axis in axes:
             current = replace(current, axes=_add_values(current.axes, axis.path, axis.values))
         axes = current.axes

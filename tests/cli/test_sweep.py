@@ -160,6 +160,8 @@ def test_a_plan_grows_in_place_and_says_what_was_added_when(tmp_path, capsys):
         ("--add-seeds=2", {"seed": [2, 3]}, 4),
         ("the plan", {"model.heads_per_layer": [2], "seed": [9]}, 7),
     ]
+    assert main(["sweep", f"--workdir={folder.path}", "--axes", "seed=10", "--parallel=0"]) == 0  # a part of its axes
+    assert len(folder.read_plan().cells) == 18 and folder.read_plan().history[-1].values == {"seed": [10]}
     assert main([*GROWN[:-3], "seed=0,1", "lr=1e-3", f"--workdir={folder.path}"]) == 2  # other axes are another sweep
     assert "holds another sweep" in capsys.readouterr().err
     assert (
