@@ -37,9 +37,9 @@ OPTIMUM_RULE = (
     "lower the loss is between the best rate and its neighbours is read off parabolas over the logarithm of the rate: through the "
     "rates up to an octave away (at least three), through the best rate and its neighbours, and through the best rate and two on "
     "one side, as losses may rise faster on one side. The middle between the least and the most of them moves the difference; half "
-    "of what they are apart, and what the noise of the choosing seeds does to them, widens its interval. There is no bound where "
-    "the best rate is the lowest or the highest that was tried, where its neighbours are more than an octave away, where fewer "
-    "than three rates trained, or where nothing tells the noise of one choosing seed."
+    "of what they are apart, and what the noise of the choosing seeds does to them, widens its interval. There is no bound, and "
+    "nothing moves, where the best rate is the lowest or the highest that was tried, where its neighbours are more than an octave "
+    "away, where fewer than three rates trained, or where nothing tells the noise of one choosing seed."
 )
 TUNING_RULE = (
     "With --over, each shape has the value at which the primary measure is best in the mean over the choosing seeds, the lower "
@@ -79,6 +79,9 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
         return Optimum(rate, float(means[best]), 0.0, math.inf, at_edge)
     lower, higher = rates[max(place - 1, 0)], rates[min(place + 1, len(rates) - 1)]
     between = np.linspace(math.log2(lower / rate), math.log2(higher / rate), 129)
+    if at_edge or max(-between[0], between[-1]) > FIT_REACH + _RATE_ROUNDING:
+        # What is hidden has no error here, so it moves nothing, also not the end that has a bound.
+        return Optimum(rate, float(means[best]), 0.0, math.inf, at_edge)
     nearer = between[(between >= between[0] / 2) & (between <= between[-1] / 2)]  # to the best than to its neighbours
     fits = [(near, between), (distance <= 1, between)]
     is_lower, is_higher = np.arange(len(trained)) <= best, np.arange(len(trained)) >= best
@@ -86,9 +89,8 @@ def find_optimum(losses: Mapping[float, Mapping[Replicate, float]], reporting: S
     found = [_depth_below(octaves[rows], means[rows], at) for rows, at in fits if rows.sum() > 2]
     depths, slopes = [depth for depth, _ in found], [slope for _, slope in found]
     hidden_gain, half_range = (max(depths) + min(depths)) / 2, (max(depths) - min(depths)) / 2
-    too_far = max(-between[0], between[-1]) > FIT_REACH + _RATE_ROUNDING
     hidden_error = math.hypot(half_range / math.sqrt(3), error * max(slopes))  # as if all between them were as likely
-    return Optimum(rate, float(means[best]), hidden_gain, math.inf if at_edge or too_far else hidden_error, at_edge)
+    return Optimum(rate, float(means[best]), hidden_gain, hidden_error, at_edge)
 
 
 def _depth_below(

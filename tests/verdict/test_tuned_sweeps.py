@@ -188,6 +188,26 @@ def test_a_rate_that_never_ran_was_not_tried(tmp_path, last: float):
     assert any("24x1 admin: its best learning_rate is at the edge" in sentence for sentence in sentences(comparison))
 
 
+def test_a_rate_that_is_missing_makes_no_verdict_surer(tmp_path):
+    """A parabola through the deep shape's losses dips by 0.03 between the best rate and the next,
+    which nothing confirms where the lowest rate has not run.
+    """
+    ends = {0.001: 2.1, 0.002: 2.0, 0.004: 2.01, 0.008: 2.29}
+
+    def loss(rate: float, heads: int, seed: int) -> float:
+        noise = 0.004 * math.sin(5 * seed * heads + 1000 * rate + heads)
+        return noise + (ends[rate] - 0.001 if heads == 1 else 2.0 + 0.1 * math.log2(rate / 0.002) ** 2)
+
+    sweep = rates(tmp_path / "s", loss)
+    whole = judge([sweep], over="lr")
+    for seed in range(5):
+        shutil.rmtree(sweep / "runs" / f"learning_rate-0.001_heads_per_layer-1_seed-{seed}")
+    comparison = judge([sweep], over="lr")
+    assert [best_rate(group) for each in (whole, comparison) for group in each.experiment.groups] == [0.002] * 4
+    assert verdicts(comparison) == [None, LEVEL]
+    assert difference(comparison).low == -math.inf and difference(comparison).high > max(0, difference(whole).high)
+
+
 def test_a_rate_at_which_a_choosing_run_diverged_is_not_chosen(tmp_path):
     loss = valley(0.004, rise=0.2)
     path = rates(tmp_path / "s", lambda rate, heads, seed: NAN if (rate, heads, seed) == (0.004, 1, 1) else loss(rate, heads, seed))

@@ -77,11 +77,12 @@ def test_what_seeds_add_and_units_of_the_rate_do_not_matter() -> None:
 def test_at_an_edge_there_is_no_bound(rates: tuple[float, ...]) -> None:
     found = optimum(grid(rates))
     assert (found.rate, found.at_edge, found.hidden_error) == (0.002, True, math.inf)
+    assert found.hidden_gain == 0  # of which no error is known
 
 
 def test_rates_further_than_an_octave_apart_have_no_bound() -> None:
     found = optimum(losses := grid((0.0005, 0.002, 0.008)))
-    assert (found.rate, found.at_edge, found.hidden_error) == (0.002, False, math.inf)
+    assert (found.rate, found.at_edge, found.hidden_error, found.hidden_gain) == (0.002, False, math.inf, 0.0)
     assert rates_to_add(losses, found, 1.0) == (0.001, 0.004)
 
 
