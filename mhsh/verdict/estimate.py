@@ -168,7 +168,7 @@ def judge(difference: Estimate, spread: Spread = _ALONE, doubt: Doubt = _NO_DOUB
     typical = spread.typical / math.sqrt(difference.seeds)  # of a mean
     has_spread = not math.isnan(difference.error)
     mean = difference.mean - doubt.shift
-    is_open = math.isinf(doubt.error) or mean * difference.mean < 0 or (doubt.open_below if mean > 0 else doubt.open_above)
+    is_open = math.isinf(doubt.error) or mean * difference.mean <= 0 or (doubt.open_below if mean > 0 else doubt.open_above)
     if not (has_spread or (typical and difference.paired)):
         is_within = is_open or abs(mean) <= doubt.resolution + _NORMAL * doubt.error
         p_value = math.nan if is_within else min(tests * difference.p_value, 1.0)  # nan stays nan

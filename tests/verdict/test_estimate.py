@@ -171,6 +171,7 @@ def test_what_a_grid_hides_moves_and_widens_the_interval() -> None:
     assert (below.low, below.high, below.p_value) == (-math.inf, plain.high, plain.p_value)  # even lower: the verdict stands
     assert above.low < 0 < above.high and above.p_value == 1
     assert not judge(plain, doubt=Doubt(shift=-1.5)).is_significant  # on the other side of zero
+    assert not judge(dataclasses.replace(plain, mean=0.0), doubt=Doubt(shift=-1.5)).is_significant
     assert judge(plain, doubt=Doubt(error=math.inf)).high == math.inf
 
 
