@@ -14,7 +14,18 @@ from mhsh.storage.files import absolute
 from mhsh.sweep.axes import BUDGET
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.decision import HIGHER, LOWER, Decision, PooledDifference, decide, is_bounded, pool
-from mhsh.verdict.estimate import MIN_SEEDS, Doubt, Estimate, Replicate, difference, estimate_finite, judge, rank_sum, spreads
+from mhsh.verdict.estimate import (
+    MIN_SEEDS,
+    Doubt,
+    Estimate,
+    Replicate,
+    Spread,
+    difference,
+    estimate_finite,
+    judge,
+    rank_sum,
+    spreads,
+)
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.fairness import Fairness, fairness, unequal_conditions, unit_mismatch
 from mhsh.verdict.groups import Group
@@ -150,10 +161,17 @@ def judge_page(comparisons: Sequence[Comparison], margin: float = 0.0) -> Page:
         [(k, found.tested_difference) for k, found in enumerate(each.findings) if found and found.tested_difference]
         for each in comparisons
     ]
-    p_values = [difference.p_value for pairs in tested for _, difference in pairs] + [change.estimate.p_value for change in changes]
+    # With the spread of the others by its side a difference may have a test that it has not alone.
+    spread = [spreads([estimate for _, estimate in pairs]) for pairs in tested]
+    p_values = [
+        judge(estimate, beside, each.doubt(place)).p_value
+        for each, pairs, of_section in zip(comparisons, tested, spread, strict=True)
+        for (place, estimate), beside in zip(pairs, of_section, strict=True)
+    ]
+    p_values += [change.estimate.p_value for change in changes]
     p_values += [found.rank_p_value for each in comparisons for found in each.findings if found and found.rank_p_value is not None]
     tests = max(1, sum(not math.isnan(p_value) for p_value in p_values))
-    judged = [_judge_comparison(each, pairs, tests, margin) for each, pairs in zip(comparisons, tested, strict=True)]
+    judged = [_judge_comparison(*each, tests, margin) for each in zip(comparisons, tested, spread, strict=True)]
     changes = [dataclasses.replace(each, estimate=judge(each.estimate, doubt=each.doubt, tests=tests)) for each in changes]
     return Page(judged, changes, _pool_comparisons(judged), tests)
 
@@ -169,13 +187,15 @@ def margin_of(experiment: Experiment, margin: float | None = None) -> float:
     return margin if margin is not None else next(iter(planned), 0.0)
 
 
-def _judge_comparison(comparison: Comparison, tested: Sequence[tuple[int, Estimate]], tests: int, margin: float) -> Comparison:
+def _judge_comparison(
+    comparison: Comparison, tested: Sequence[tuple[int, Estimate]], spread_of: Sequence[Spread], tests: int, margin: float
+) -> Comparison:
     findings = [
         found
         and dataclasses.replace(found, rank_p_value=None if found.rank_p_value is None else min(1.0, tests * found.rank_p_value))
         for found in comparison.findings
     ]
-    for (place, estimate), spread in zip(tested, spreads([each for _, each in tested]), strict=True):
+    for (place, estimate), spread in zip(tested, spread_of, strict=True):
         finding, doubt = findings[place], comparison.doubt(place)
         assert finding is not None
         judged = judge(estimate, spread, doubt, tests)

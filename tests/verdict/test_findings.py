@@ -267,6 +267,17 @@ def test_a_change_is_as_fair_as_a_difference(tmp_path, fields: dict[str, Any], w
     assert change_words(change).partition("chance")[2] == f"{words}."
 
 
+def test_a_test_that_takes_the_spread_of_another_group_is_counted(make_run: MakeRun):
+    """Alone the third group has none, as the baseline and it have one value each."""
+    shapes = {"a": ({}, SHALLOW), "b": (DEEPER, DEEP), "c": ({"num_layers": 4, "num_heads": 4}, [2.6 + each for each in DEEP])}
+    ends = {"a": [0.5] * 5, "b": [0.5, 0.53, 0.48, 0.52, 0.51], "c": [0.6] * 5}
+    paths = planted(make_run, {name: (model, [loss % 1 + 1 for loss in losses]) for name, (model, losses) in shapes.items()})
+    for path, accuracy in zip(paths, [each for values in ends.values() for each in values], strict=True):
+        edit_last_row(path, accuracy=accuracy)
+    ((comparison,), *_, tests) = judge_page([compare(load_experiment(paths), "accuracy")])
+    assert verdicts(comparison) == [None, LEVEL, HIGHER] and tests == 2
+
+
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
     sweep = heads(tmp_path / "s", SHALLOW, DEEP)
     run = "heads_per_layer-1_seed-3"
