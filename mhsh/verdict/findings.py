@@ -324,11 +324,11 @@ def _match_key(comparison: Comparison, place: int) -> tuple[str, tuple[str, ...]
 
 
 def _differences(comparison: Comparison, place: int) -> dict[Replicate, float]:
-    """The differences to the baseline by replicate; empty for the baseline, and where not all runs
-    trained.
+    """The differences to the baseline by replicate; empty for the baseline, and where there is no
+    difference that is tested.
     """
     finding = comparison.findings[place]
-    if finding is None or finding.verdict == UNTRAINED:
+    if finding is None or finding.tested_difference is None:
         return {}
     ours, theirs = (comparison.values[each].finite_values for each in (place, comparison.baseline))
     return {replicate: ours[replicate] - theirs[replicate] for replicate in ours if replicate in theirs}

@@ -278,6 +278,15 @@ def test_a_test_that_takes_the_spread_of_another_group_is_counted(make_run: Make
     assert verdicts(comparison) == [None, LEVEL, HIGHER] and tests == 2
 
 
+def test_of_sections_that_are_in_two_units_no_change_is_told(tmp_path):
+    axes = ["data.tokenizer=bytes,wordpiece", "seed=0,1,2"]
+    for name, higher in (("small", 0.1), ("large", 0.3)):
+        swept(tmp_path / name, axes, lambda kind, seed, higher=higher: 2.0 + (kind == "bytes") * higher * (1 + seed / 9))
+    sections = load_experiment(sorted(tmp_path.iterdir())).sections()
+    page = judge_page([compare(section, section=words) for words, section in sections.items()])
+    assert [verdicts(each) for each in page.comparisons] == [[None, OTHER_UNIT]] * 2 and not page.changes
+
+
 def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
     sweep = heads(tmp_path / "s", SHALLOW, DEEP)
     run = "heads_per_layer-1_seed-3"
