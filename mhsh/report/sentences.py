@@ -243,7 +243,8 @@ def pooled_words(pooled: PooledDifference) -> str:
     mean = f"{format_signed(difference.mean)} ({format_interval(difference.low, difference.high)})"
     when = "as planned" if pooled.planned else "post hoc"
     same = f"{pooled.same_sign} of {pooled.pairs} pairs of seeds have its sign"
-    return f"{pooled.relation}: {where}{left_out} the difference is {mean}, random effects, {when}; {same}."
+    unfair = f" Not comparable in {format_names(pooled.unfair)}." if pooled.unfair else ""
+    return f"{pooled.relation}: {where}{left_out} the difference is {mean}, random effects, {when}; {same}.{unfair}"
 
 
 def deciding_words(decision: Decision) -> str:

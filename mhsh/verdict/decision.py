@@ -53,6 +53,7 @@ class PooledDifference:
     same_sign: int  # seeds whose difference has the sign of the mean
     pairs: int  # seeds
     planned: bool
+    unfair: tuple[str, ...] = ()  # sections whose two groups are not comparable
 
 
 def margin_verdict(difference: Estimate, margin: float) -> str:

@@ -284,7 +284,8 @@ def _pool_comparisons(comparisons: Sequence[Comparison]) -> list[PooledDifferenc
     for each in longest.values():
         for place, finding in enumerate(each.findings):
             if finding is not None and finding.tested_difference is not None:
-                matching.setdefault(_match_key(each, place), []).append((each, place, finding.tested_difference))
+                key = _match_key(each, place), each.measure.name
+                matching.setdefault(key, []).append((each, place, finding.tested_difference))
     found = []
     for matched in matching.values():
         entries = [each for each in matched if is_bounded(each[2], each[0].doubt(each[1]))]
@@ -297,8 +298,17 @@ def _pool_comparisons(comparisons: Sequence[Comparison]) -> list[PooledDifferenc
         planned = all(plan is not None and plan.pooled for plan in plans)
         relation, names = _relation(*entries[0][:2]), tuple(each.name for each, _, _ in entries)
         left_out = tuple(each.name for each, _, _ in matched if each.name not in names)
-        found.append(PooledDifference(relation, names, left_out, *pooled, same, len(pairs), planned))
+        unfair = tuple(each.name for each, place, _ in entries if _is_unfair(each, place))
+        found.append(PooledDifference(relation, names, left_out, *pooled, same, len(pairs), planned, unfair))
     return found
+
+
+def _is_unfair(comparison: Comparison, place: int) -> bool:
+    """Whether a group that has a difference is not comparable with the baseline."""
+    finding = comparison.findings[place]
+    assert finding is not None and finding.difference is not None
+    is_better = (finding.difference.mean < 0) == comparison.measure.lower_is_better
+    return bool(finding.fairness.unequal) or finding.fairness.may_be_size(is_better)
 
 
 def _matching_place(first: Comparison, place: int, other: Comparison) -> int | None:

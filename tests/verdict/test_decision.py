@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
 
+from mhsh.report.sentences import pooled_words
 from mhsh.verdict.decision import EQUIVALENT, HIGHER, LOWER, MOST_SEEDS, UNDECIDED, decide, is_bounded, margin_verdict, pool
 from mhsh.verdict.estimate import Doubt, Estimate, Spread, judge
+from mhsh.verdict.experiment import load_experiment
+from mhsh.verdict.findings import compare, judge_page
+from tests.judging import DEEP, SHALLOW, heads
 
 
 def apart(mean: float, error: float, seeds: int = 5) -> Estimate:
@@ -89,3 +94,21 @@ def test_pooled_intervals_cover_the_truth() -> None:
         assert found is not None
         covered.append(found[0].low <= 0.5 <= found[0].high)
     assert 0.93 <= np.mean(covered) <= 1
+
+
+@pytest.mark.parametrize("what", ["", "code", "measure"])
+def test_what_is_pooled_is_as_fair_as_its_differences_and_of_one_measure(tmp_path, what: str):
+    paths = [heads(tmp_path / name, SHALLOW, [each + step / 99 for each in DEEP]) for step, name in enumerate("abc")]
+    for run in paths[1].glob("runs/heads_per_layer-1_*"):
+        if what == "code":
+            (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"code": {"0": "ed17ed"}}))
+        if what == "measure":
+            rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (run / "metrics.jsonl").write_text("".join(row for row in rows if '"train"' in row))
+    sections = load_experiment(paths).sections()
+    said = [
+        pooled_words(each) for each in judge_page([compare(section, section=words) for words, section in sections.items()]).pooled
+    ]
+    # Where a run of b has no validation rows, all of b is measured by training.
+    ends = {"": [" have its sign."], "code": [" have its sign. Not comparable in b."], "measure": []}[what]
+    assert [line[line.index(" have its sign") :] for line in said] == ends
