@@ -28,7 +28,7 @@ from mhsh.verdict.estimate import (
 )
 from mhsh.verdict.experiment import Experiment
 from mhsh.verdict.fairness import Fairness, fairness, unequal_conditions, unit_mismatch
-from mhsh.verdict.groups import Group
+from mhsh.verdict.groups import Group, names_of
 from mhsh.verdict.outcomes import LOSS, Measure, Values, cost_ratios, measure_all, sampling_error
 from mhsh.verdict.stability import Stability, stability
 from mhsh.verdict.treatment import DEFAULT_TREATMENT
@@ -140,7 +140,7 @@ def compare(
     Each difference is judged alone: `judge_page` does it for all comparisons of a page. Raises
     UserError where there is no such baseline or measure.
     """
-    place = baseline_place(experiment.groups, baseline)
+    place = baseline_place(experiment.groups, baseline, section)
     primary, values = measure_all(experiment, measure)
     estimates = tuple(estimate_finite(each.final.values()) for each in values)
     stabilities = tuple(map(stability, experiment.groups))
@@ -207,9 +207,9 @@ def _judge_comparison(
     return dataclasses.replace(comparison, findings=tuple(findings))
 
 
-def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
-    """The place of the group that is called so, or that holds a run called so or at that path.
-    Raises UserError where there is none.
+def baseline_place(groups: Sequence[Group], baseline: str | None, section: tuple[str, ...] = ()) -> int:
+    """The place of the group that is called so, or that holds a run called so or at that path; else
+    that would be called so without the other sweeps. Raises UserError where there is none.
     """
     if baseline is None:
         return 0
@@ -217,8 +217,12 @@ def baseline_place(groups: Sequence[Group], baseline: str | None) -> int:
         names = {group.name, *(run.name for run in group.runs), *(str(run.path) for run in group.runs)}
         if names & {baseline, str(absolute(baseline))}:
             return place
-    known = format_list([group.name for group in groups]) if groups else "none"
-    raise UserError(f"--baseline {sanitize(baseline)} is not a group or run of this comparison; allowed: {known}")
+    if baseline in (alone := names_of([group.config for group in groups])):
+        return alone.index(baseline)
+    known, where, advice = format_list([group.name for group in groups]) if groups else "none", "this comparison", ""
+    if section:
+        where, advice = ", ".join(section), "; name one that every part has, or compare that part alone"
+    raise UserError(f"--baseline {sanitize(baseline)} is not a group or run of {where}; allowed: {known}{advice}")
 
 
 def _finding(comparison: Comparison, place: int, one_unit: bool) -> Finding:

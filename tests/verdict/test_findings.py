@@ -296,6 +296,16 @@ def test_the_baseline_is_called_by_its_group_or_by_a_run(tmp_path):
         judge([sweep], baseline="nobody")
 
 
+def test_the_baseline_of_two_sweeps_is_called_as_in_one(tmp_path):
+    """The groups of the second one are called `3x8 admin (2)` and `24x1 admin (2)`."""
+    paths = [heads(tmp_path / name, SHALLOW, DEEP) for name in "ab"]
+    sections = load_experiment(paths).sections()
+    found = [compare(section, baseline="24x1 admin", section=words) for words, section in sections.items()]
+    assert [verdicts(each) for each in found] == [[LOWER, None]] * 2
+    with pytest.raises(UserError, match=r"is not a group or run of b; allowed: 3x8 .* or compare that part alone"):
+        compare(sections["b",], baseline=str(paths[0] / "runs/heads_per_layer-1_seed-3"), section=("b",))
+
+
 @pytest.mark.parametrize("cut", ["last validation row", "second half"])
 def test_a_value_is_measured_where_the_run_ends_or_it_is_missing(make_run: MakeRun, cut: str):
     """All runs fall alike; of two the loss after the last step is lost, which was lower."""
