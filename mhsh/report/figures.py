@@ -153,7 +153,7 @@ def forest_figure(report: Report, width: float = PAGE) -> Figure:
             curve = report.curves.groups[group] if report.curves is not None and group is not None else CurveGroup("", ())
             style = curve_style(curve.color, curve.variant)
             if cell.note:
-                ends = [low - high if cell.low is None else cell.low, high - low if cell.high is None else cell.high]
+                ends = [2 * low - high if cell.low is None else cell.low, 2 * high - low if cell.high is None else cell.high]
                 axes.plot(ends, [at, at], color=style.color)
             axes.plot([cell.value], [at], style.symbol, color=style.color)
     room = 0.04 * (high - low)

@@ -23,7 +23,7 @@ from rich.console import Console
 from mhsh.errors import UserError
 from mhsh.report.curves import drawn_curve
 from mhsh.report.figure_files import figure_bytes, log_ticks
-from mhsh.report.figures import points_figure
+from mhsh.report.figures import forest_figure, points_figure
 from mhsh.report.files import prepare_files, tables_to_csv, to_json
 from mhsh.report.markdown import escape, report_to_markdown
 from mhsh.report.report import MARK, Column, CurveRun, Point, Points, Reference, Report, Row, Series, Table, TableCell
@@ -175,6 +175,17 @@ def test_an_interval_that_is_open_goes_on_to_the_frame() -> None:
     low, high = axes.get_ylim()
     drawn = [[float(y) for y in np.asarray(line.get_ydata())] for line in axes.lines if len(set(np.asarray(line.get_xdata()))) == 1]
     assert low < 0 and [2.0, high] in drawn and [low, 2.0] in drawn and len(drawn) == 2
+
+
+@pytest.mark.parametrize("ends", [(-0.1, None, -0.02), (0.1, 0.02, None)])
+def test_a_difference_without_a_bound_goes_on_to_the_frame_on_whichever_side_it_is(ends: tuple[float | None, ...]) -> None:
+    """All that is drawn lies on one side of zero."""
+    cell = TableCell("", note="no bound", value=ends[0], low=ends[1], high=ends[2])
+    table = Table("", (Column("group"), Column("difference", forest=True)), (Row(("a", cell)),))
+    (axes,) = forest_figure(Report("", tables=(table,))).axes
+    low, high = axes.get_xlim()
+    (interval,) = (np.asarray(line.get_xdata(), float) for line in axes.lines if len(set(np.asarray(line.get_xdata()))) == 2)
+    assert interval[0] <= low if ends[1] is None else interval[1] >= high
 
 
 def printed(report: Report, width: int) -> str:
