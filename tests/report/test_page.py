@@ -7,6 +7,9 @@ import dataclasses
 import itertools
 import json
 import re
+import shutil
+import subprocess
+from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +20,7 @@ from mhsh.report.curves import difference_lines, group_lines
 from mhsh.report.html import to_html
 from mhsh.report.report import Point, Points, Reference, Report, Series
 from tests.report.browser import PROGRAM, Browser
-from tests.report.reports import EVIL, planted_report
+from tests.report.reports import EVIL, content_of, planted_report
 
 IN_BROWSER = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
 NAMES = "[...document.querySelectorAll('.plot')][0].chart.lines.map(line => line.name)"
@@ -302,6 +305,26 @@ def test_an_interval_that_is_open_goes_on_to_the_frame_and_is_read_so(report: Re
             " p.querySelector('output').innerText.split('\\t').pop())))(document.querySelector('.plot'))"
         )
         assert read == ["2 (at least 1.9)", "2 (up to 2.1)", "2 (no bound)", "2"] and browser.complaints() == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js on this machine")
+def test_a_difference_is_drawn_against_every_axis(report: Report) -> None:
+    """Shapes have unequal parameters, and hence no place in common of tokens a parameter."""
+    content = content_of(to_html(report).decode())
+    for place, run in enumerate(content["runs"]):
+        run["curves"]["validation"]["rows"]["x"]["tokens_per_parameter"] = 1.01 if place < 3 else 1.0
+    axes = [*content["axes"], "tokens_per_parameter"]
+    lines = "report.lines({axis, split: 'validation', view: 'difference', by: '', smoothing: 0}, 'loss', () => true)"
+    program = f"""
+        global.window = {{}};
+        {resources.files("mhsh.report").joinpath("page", "lines.js").read_text(encoding="utf-8")}
+        const report = window.report;
+        report.content = {json.dumps(content)};
+        console.log(JSON.stringify({json.dumps(axes)}.map(axis => {lines}.map(line => line.y.filter(y => y !== null).length))));
+    """
+    done = subprocess.run(["node", "-"], input=program, capture_output=True, text=True, check=True)
+    (of_steps,), (of_tokens,), (of_seconds,), (of_share,) = json.loads(done.stdout)
+    assert of_steps == of_tokens == 3 and of_seconds >= 3 and of_share >= 3
 
 
 @pytest.mark.slow

@@ -92,11 +92,11 @@ window.report = {};
     });
     return result;
   };
-  // One line minus another: at the steps that both logged; against FLOPs and seconds, which have no common places, interpolated.
+  // One line minus another: at the steps that both logged; interpolated against what has no common places, as FLOPs.
   const difference = (ours, theirs, axis) => {
     const known = new Set(theirs.x);
     const shared = ours.x.filter(at => known.has(at));
-    const x = axis === "flops" || axis === "seconds" ? within([ours, theirs], ascending([...ours.x, ...theirs.x])) : shared;
+    const x = axis === "step" || axis === "tokens" ? shared : within([ours, theirs], ascending([...ours.x, ...theirs.x]));
     const [left, right] = [interpolated(ours, x), interpolated(theirs, x)];
     return { x, y: x.map((_, row) => left[row] === null || right[row] === null ? null : left[row] - right[row]), rows: ours.rows };
   };
