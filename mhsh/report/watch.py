@@ -55,7 +55,8 @@ class LiveReport:
             # Taken before reading, so that a row written meanwhile counts as a change.
             paths, refused = find_runs(self._folders)
             # In a sweep also its plan, and how cells ended that never became a run.
-            folders = (*paths, *self._folders, *(folder / "ends" for folder in self._folders))
+            sweeps = dict.fromkeys([*self._folders, *(path.parent.parent for path in paths if path.parent.name == "runs")])
+            folders = (*paths, *sweeps, *(sweep / "ends" for sweep in sweeps))
             files = {str(path): _files(path) for path in folders}, refused
             if self._newest is None or files != self._seen:
                 start = time.monotonic()

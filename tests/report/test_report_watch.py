@@ -23,11 +23,11 @@ from tests.report.reports import content_of, planted_report
 class Grows:
     """A folder with a run, and its report: of as many rows as the run has lines."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parents: bool = False) -> None:
         self.folder = folder
         self.times = 0
         self.problems: tuple[str, ...] = ()
-        folder.mkdir()
+        folder.mkdir(parents=parents)
         (folder / "config.json").write_text("{}")
         self.write(20)
 
@@ -136,6 +136,19 @@ def test_it_computes_and_sends_when_a_file_has_changed(grows: Grows, serve) -> N
     grown, body = ask(server, **{"If-None-Match": tag})
     assert (grown.status, grows.times) == (200, 2) and grown.getheader("ETag") != tag
     assert len(content_of(body.decode())["runs"][5]["curves"]["train"]["rows"]["y"]["loss"]) == 30
+
+
+@pytest.mark.parametrize("named", ["all/sweep", "all"])
+def test_of_a_sweep_it_sees_the_plan_and_how_cells_ended(tmp_path: Path, named: str) -> None:
+    sweep = tmp_path / "all" / "sweep"
+    (sweep / "ends").mkdir(parents=True)
+    grows = Grows(sweep / "runs" / "cell", parents=True)
+    report = LiveReport([tmp_path / named], grows, rest=0.0)
+    for times, path in enumerate([sweep / "plan.json", sweep / "ends/other.json"], 2):
+        report.newest()
+        path.write_text("{}")
+        report.newest()
+        assert grows.times == times
 
 
 @pytest.mark.parametrize("rest", [0.0, 1e6])
