@@ -117,7 +117,7 @@ def _decision_cell(finding: Finding | None) -> str | TableCell:
 def _ratio_cell(finding: Finding | None, axis: str) -> str | TableCell:
     """How many times as much of an axis as the baseline it took to equal loss."""
     ratio = finding.ratios.get(axis) if finding is not None else None
-    return _estimate_cell(ratio, lambda value: f"{value:.3f}\u00d7") if ratio else ""
+    return _estimate_cell(ratio, lambda value: f"{format_loss(value)}\u00d7") if ratio else ""  # of two seeds it may be huge
 
 
 def _best_cell(group: Group, field: str) -> str | TableCell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 from mhsh.report.build import build_report
@@ -12,6 +13,7 @@ from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import compare, judge_page
 from mhsh.verdict.tuning import tune_sections
 from tests.judging import swept
+from tests.planted import MakeRun
 
 
 def test_sweeps_of_which_one_is_tuned_and_one_was_not_validated_have_the_same_columns(tmp_path: Path) -> None:
@@ -31,3 +33,16 @@ def test_sweeps_of_which_one_is_tuned_and_one_was_not_validated_have_the_same_co
     rows = [dict(zip(heading, line.removesuffix(r" \\").split(" & "), strict=True)) for line in lines if line.startswith("3x8")]
     assert [row[r"best learning\_rate"] for row in rows] == ["", "0.001"] and {row["difference"] for row in rows} == {"baseline"}
     assert [[row[f"{split} loss"] for split in ("training", "validation")] for row in rows] == [["2.633", ""], ["", "2.451"]]
+
+
+def test_a_ratio_whose_interval_says_nothing_has_few_digits(make_run: MakeRun) -> None:
+    """One shape is the faster one with the first seed, and the other with the second."""
+    fast, slow = [3.0, 2.0, 2.0, 2.0, 2.0], [3.0, 2.9, 2.8, 2.5, 2.0]
+    paths = [
+        make_run(f"{layers} {seed}", [4.0], losses, model={"num_layers": layers}, training={"seed": seed, "num_steps": 50})
+        for layers, each in ((2, (fast, slow)), (4, (slow, fast)))
+        for seed, losses in enumerate(each)
+    ]
+    (table,) = build_report(judge_page([compare(load_experiment(paths))])).results
+    (ratio,) = (cell.words for column, cell in zip(table.columns, table.rows[1].full_cells, strict=True) if "tokens" in column.name)
+    assert re.fullmatch("1.000\u00d7 \\([0-9.]+e-[0-9]+\u00d7 to [0-9.]+e\\+[0-9]+\u00d7\\)", ratio)
