@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,7 +14,7 @@ from mhsh import configs
 from mhsh.config.entries import SOURCES
 from mhsh.config.fields import sections
 from mhsh.config.resolve import from_dict
-from mhsh.config.schema import ROLES, ModelConfig, to_dict
+from mhsh.config.schema import ROLES, TASKS, ModelConfig, to_dict
 
 EXAMPLES = ("mhsh configs", "mhsh configs bert:384l1h")
 
@@ -27,9 +27,10 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
     """
     if config is not None:
         fields = configs.load_fields(config)
+        model = fields.get("model")
         # One for fine-tuning lacks what `mhsh finetune` takes from the pre-trained run.
-        is_whole = set(ModelConfig.__struct_fields__) <= set(fields["model"])
-        print(json.dumps(to_dict(from_dict(fields)) if is_whole else fields, indent=2))
+        is_open = model is not None and model.get("objective") in TASKS and not set(ModelConfig.__struct_fields__) <= set(model)
+        print(json.dumps(fields if is_open else to_dict(from_dict(fields)), indent=2, default=_plain))
         return 0
     print(f"Configs, as --config takes them besides FILE.py:VARIANT (the files are in {configs.SHIPPED}):\n")
     print(*map(_file, configs.shipped_names()), sep="\n\n")
@@ -44,6 +45,11 @@ def run(config: Annotated[str | None, Parameter(name="NAME:VARIANT")] = None, /)
         for field in fields:
             print(f"  {field.path} ({field.values}; {field.role})\n      {field.doc}")
     return 0
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or jax as Python's own; of all else what Python calls it."""
+    return value.item() if getattr(value, "shape", None) == () else repr(value)
 
 
 def _file(name: str) -> str:

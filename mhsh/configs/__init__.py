@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mhsh.config.fields import parse_value
+from mhsh.config.fields import parse_value, section_names
 from mhsh.config.registry import load_file, run_user_code
 from mhsh.config.resolve import from_dict
 from mhsh.config.schema import Config
@@ -114,13 +114,19 @@ def load_fields(config: str) -> dict[str, Any]:
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise UserError(f"{path} has no function get_config(variant), which returns the config; see configs/bert.py for one")
-    if not colon and _needs_variant(get_config):
+    if not colon and run_user_code(path, lambda: _needs_variant(get_config)):
         example = next(iter(getattr(module, "VARIANTS", ())), "VARIANT")
         raise UserError(f"{config} needs a variant, as in {config}:{example}; {LIST}")
     returned = run_user_code(path, lambda: get_config(variant) if colon else get_config())
-    fields = returned.to_dict() if hasattr(returned, "to_dict") else returned
+    # A ConfigDict raises where a placeholder of it is not filled.
+    fields = run_user_code(path, returned.to_dict) if hasattr(returned, "to_dict") else returned
     if not isinstance(fields, dict):
         raise UserError(f"get_config of {path} returns {type(returned).__name__}; it must return an ml_collections.ConfigDict")
+    for name, values in fields.items():
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f"get_config of {path} returns {name} = {values!r}, which is no section; allowed: {', '.join(section_names())}"
+            )
     return fields
 
 
@@ -133,7 +139,8 @@ def override(fields: Mapping[str, Any], changes: Iterable[tuple[str, Any]], flag
     for path, value in changes:
         section, dot, name = path.partition(".")
         if section in changed and not dot:
-            raise UserError(f"{flag}{path} is a section; change its fields, as in {flag}{path}.{next(iter(changed[path]))}=VALUE")
+            field = next(iter(changed[path]), "FIELD")
+            raise UserError(f"{flag}{path} is a section; change its fields, as in {flag}{path}.{field}=VALUE")
         if not isinstance(changed.get(section), dict):
             raise UserError(f"{flag}{path}: the config has no section {section!r}; {nearest(section, changed)}")
         if name not in changed[section]:

@@ -37,6 +37,12 @@ CONFIG_FILES = {
     "none": "def get_config(variant):\n    pass\n",
     "number": "def get_config(variant):\n    return 3\n",
     "no_section": "def get_config(variant):\n    return {'model': {}}\n",
+    "no_model": "def get_config(variant):\n    return {'data': {}}\n",
+    "no_sections": "def get_config(variant):\n    return {'seed': 3}\n",
+    "number_for_model": "def get_config(variant):\n    return {'model': 3}\n",
+    "placeholder": "from ml_collections import ConfigDict, config_dict\n\ndef get_config(variant):\n"
+    "    return ConfigDict({'model': {'num_layers': config_dict.required_placeholder(int)}})\n",
+    "built_in": "get_config = dict\n",
     "exit": "import sys\nsys.exit(3)\n",
     "not_callable": "get_config = 3\n",
     "missing": "from mhsh.configs.base import make_config\n\ndef get_config(variant):\n"

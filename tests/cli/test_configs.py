@@ -43,5 +43,13 @@ def test_a_fine_tuning_without_what_the_run_decides(capsys) -> None:
     assert json.loads(printed(capsys, "glue:rte")) == load_fields("glue", "rte")
 
 
+def test_a_number_of_numpy_is_shown_as_one(tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy\nfrom mhsh.configs.glue import get_config as glue\n\n"
+        "def get_config():\n    return glue('rte').to_dict() | {'train': {'num_steps': numpy.int64(3)}}\n"
+    )
+    assert json.loads(printed(capsys, str(tmp_path / "mine.py")))["train"] == {"num_steps": 3}
+
+
 def test_it_never_loads_jax() -> None:
     assert mhsh_without_jax("configs").returncode == 0
