@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mhsh.cli.main import NAMES, main
+from mhsh.configs import get
 from mhsh.storage.run_folder import RunFolder
 from tests.conftest import ROOT
 from tests.forks import Fork
@@ -231,6 +232,22 @@ def test_a_file_imports_what_lies_beside_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(f"{text}    return make_config(dict(train=dict(seed=beside_mine.SEED)))\n")
     assert main(["configs", str(tmp_path / "mine.py")]) == 0
     assert '"seed": 7' in capsys.readouterr().out
+
+
+def test_files_of_two_folders_import_each_its_own_neighbour(tmp_path, monkeypatch):
+    """Also where a function imports it, one is a package, and the first file comes again."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = "from near.seeds import SEED\nfrom mhsh.configs.base import make_config\n\ndef get_config():\n    import near_too\n"
+    for folder, seed in (("a", 3), ("b", 7)):
+        (tmp_path / folder / "near").mkdir(parents=True)
+        (tmp_path / folder / "near/__init__.py").touch()
+        (tmp_path / folder / "near/seeds.py").write_text(f"SEED = {seed}\n")
+        (tmp_path / folder / "near_too.py").write_text(f"STEPS = {seed}\n")
+        made = "    return make_config(dict(train=dict(seed=SEED, log_interval=near_too.STEPS)))\n"
+        (tmp_path / folder / "mine.py").write_text(text + made)
+    for folder, seed in (("a", 3), ("b", 7), ("a", 3)):
+        train = get(f"{tmp_path / folder}/mine.py").train
+        assert (train.seed, train.log_interval) == (seed, seed)
 
 
 def test_a_file_of_a_package_imports_its_modules_with_a_dot(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, NoReturn, TypeVar
@@ -32,6 +32,7 @@ WITH = "--with=FILE.py"
 
 _MHSH = str(Path(__file__).parents[1])
 _EXECUTED: dict[str, ModuleType] = {}  # the user's files
+_BESIDE: list[str] = []  # the folders of the user's files that are in sys.path for them, those of the last file first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,22 +172,36 @@ def load_file(path: str, kind: str, advice: str) -> ModuleType:
     folder, name = Path(absolute).parent, f"{Path(path).stem}_{hashlib.sha256(absolute.encode() + content).hexdigest()[:16]}"
     while (folder / "__init__.py").is_file():  # of a package, whose modules it may import with a dot
         folder, name = folder.parent, f"{folder.name}.{name}"
+    _look_beside([str(Path(absolute).parent), str(folder)])
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None, "its name ends in .py"
         module, loader = importlib.util.module_from_spec(spec), spec.loader
         sys.modules[name] = module  # where Python looks up the file of a class
         _EXECUTED[absolute] = module
-        # What it imports lies beside it, or in its package; after what is installed.
-        for each in (str(Path(absolute).parent), str(folder)):
-            if each not in sys.path:
-                sys.path.append(each)
         try:
             run_user_code(path, lambda: loader.exec_module(module))
         except BaseException:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+def _look_beside(folders: Sequence[str]) -> None:
+    """Lets a file import what lies in its `folders`, beside it or in its package; after what is
+    installed, and before what lies beside the user's other files. Of those a module that has the
+    name of one in `folders` is forgotten, as this file would be given it.
+    """
+    own = dict.fromkeys(each for each in folders if each in _BESIDE or each not in sys.path)
+    others = [each for each in _BESIDE if each not in own]
+    sys.path[:] = [*(each for each in sys.path if each not in _BESIDE), *own, *others]
+    _BESIDE[:] = [*own, *others]
+    for name, module in [*sys.modules.items()] if others else ():
+        top, file = name.partition(".")[0], getattr(module, "__file__", None)
+        places = [place for each in others for place in (Path(each, top), Path(each, f"{top}.py"))]
+        is_theirs = file is not None and any(Path(file).is_relative_to(place) for place in places)
+        if is_theirs and any(Path(each, top).is_dir() or Path(each, f"{top}.py").is_file() for each in own):
+            del sys.modules[name]
 
 
 def load_files(paths: Iterable[str]) -> None:
