@@ -103,12 +103,12 @@ def check_head(head: bytes, where: str) -> None:
         )
 
 
-def check_text(text: str, what: str) -> str:
+def check_text(text: str, what: str, remedy: str = "") -> str:
     """The text of a flag or of an argument, if it is text.
 
     A byte of the command line that is not UTF-8, and half of a surrogate pair, are characters for
     Python that no file and no tokenizer can hold. Raises UserError where it has such a character;
-    `what` is the flag or the argument, for the error.
+    `what` is the flag or the argument, and `remedy` what to do (empty: convert it), for the error.
     """
     lone = _LONE.search(text)
     if lone is None:
@@ -116,10 +116,9 @@ def check_text(text: str, what: str) -> str:
     code = ord(lone[0])
     if 0xDC80 <= code <= 0xDCFF:  # how Python passes on a byte of the command line
         line = text.encode("utf-8", "surrogateescape") if not re.search("[\ud800-\udc7f\udd00-\udfff]", text) else b""
-        raise UserError(f"{what} is not UTF-8: byte 0x{code - 0xDC00:02X} at character {lone.start()}; {_remedy(line)}")
-    raise UserError(
-        f"{what} is not text: U+{code:04X} at character {lone.start()} is half of a surrogate pair; give the whole character"
-    )
+        raise UserError(f"{what} is not UTF-8: byte 0x{code - 0xDC00:02X} at character {lone.start()}; {remedy or _remedy(line)}")
+    remedy = remedy or "give the whole character"
+    raise UserError(f"{what} is not text: U+{code:04X} at character {lone.start()} is half of a surrogate pair; {remedy}")
 
 
 def _remedy(line: bytes) -> str:

@@ -231,10 +231,11 @@ def check_folder(flag: str, path: str) -> None:
 def check_checkpoints_path(path: epath.PathLike, *, saves: bool) -> None:
     """Raises UserError where Orbax would take a path for another one, and say nothing of it: its
     checkpoints would look damaged. It misreads `**`, a backslash and `gs:`; and where it `saves`,
-    it looks for the files of a process by a glob, for which `[1]` is another name.
+    it looks for the files of a process by a glob, for which `[1]` is another name. A byte that is
+    not UTF-8, as in the name of the working folder, it does not take at all.
     """
     named = f"{absolute(path)}/".removeprefix("gs://")
-    misread = re.search(r"\*\*|\\|gs:(?=/)" + (r"|\[[^/]+\]" if saves else ""), named)
+    misread = re.search(r"[\ud800-\udfff]|\*\*|\\|gs:(?=/)" + (r"|\[[^/]+\]" if saves else ""), named)
     if misread:
         where = f"{absolute(path)}: Orbax, which writes and reads them, misreads {misread[0]} in that name"
         raise UserError(f"checkpoints cannot be kept in {where}; rename the folder, or choose another")

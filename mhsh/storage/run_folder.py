@@ -68,7 +68,7 @@ class RunFolder:
 
     def __init__(self, path: epath.PathLike) -> None:
         """Raises UserError where `path` is not text, or in a bucket that cannot be reached."""
-        check_text(str(path), "the run folder's path")
+        check_text(str(path), "the run folder's path", "rename it, or the folder that it is in, or choose another")
         self.path = expand_user(path)
         self.is_remote = is_remote(path)  # in a bucket
         self.checkpoints_path = self.path / "checkpoints"  # Orbax's, with a folder for each saved step

@@ -154,6 +154,16 @@ def test_a_path_that_orbax_misreads_is_refused_before_anything_is_trained(make_c
         stored(tmp_path / name)
 
 
+def test_a_working_folder_whose_name_is_no_text_is_refused_before_anything_is_trained(make_config, tmp_path, monkeypatch):
+    """Its first checkpoint could not be saved. A byte of Latin-1, as Python passes it on."""
+    (tmp_path / "caf\udce9").mkdir()
+    monkeypatch.chdir(tmp_path / "caf\udce9")
+    with pytest.raises(UserError, match=r"checkpoints cannot be kept in .*; rename the folder, or choose another$"):
+        RunFolder.open_for_training("run", make_config("bert", "2l8h"))
+    with pytest.raises(UserError, match=r"the run folder's path is not UTF-8: .*; rename it, or the folder that it is in"):
+        RunFolder(Path("run").absolute())
+
+
 def test_a_run_that_was_copied_to_where_none_can_be_saved_is_read(make_config, tmp_path):
     """Other marks of a glob match themselves."""
     state, abstract = fresh(make_config("bert", "2l8h"))
