@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from msgspec.structs import replace
 
 from mhsh.config.schema import Config
@@ -19,6 +20,7 @@ from mhsh.errors import Unavailable, UserError
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints import checkpoint as module
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, StoredCheckpoints
+from mhsh.training.checkpoints.verify import compare_manifests
 from mhsh.training.sharding import shardings_of
 from mhsh.training.state import TrainState
 from tests.conftest import ROOT
@@ -111,6 +113,14 @@ def test_a_checkpoint_of_another_model_is_named_before_it_is_read(make_config, t
         stored(tmp_path / "other").restore(7, abstract)
     with pytest.raises(UserError, match=message):
         stored(tmp_path).restore(7, abstract_other)
+
+
+def test_arrays_of_twice_the_bits_are_those_of_another_setting_of_jax(tmp_path):
+    narrow, wide = ({"token": {"shape": [2], "dtype": dtype}} for dtype in ("float32", "float64"))
+    with pytest.raises(UserError, match=r"is float64\[2\] there, float32\[2\] .*; set JAX_ENABLE_X64 as it was when it was saved$"):
+        compare_manifests(wide, narrow, epath.Path(tmp_path))
+    with pytest.raises(UserError, match=r"give the config it was saved with$"):
+        compare_manifests(wide, {"token": wide["token"] | {"shape": [3]}}, epath.Path(tmp_path))
 
 
 @pytest.mark.parametrize(

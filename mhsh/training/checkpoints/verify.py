@@ -104,7 +104,11 @@ def compare_manifests(saved: Manifest, wanted: Manifest, where: epath.Path) -> N
     if differing:
         first = f"{differing[0]} is {describe(differing[0], saved)} there, {describe(differing[0], wanted)} in the config"
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        raise UserError(f"the checkpoint {where} is of another model: {first}{more}; give the config it was saved with")
+        # jax_enable_x64 gives some arrays twice the bits.
+        both = [path for path in differing if path in saved and path in wanted]
+        wide = [["64" in arrays[path]["dtype"] for path in both] for arrays in (saved, wanted)]
+        remedy = "give the config it was saved with" if wide[0] == wide[1] else "set JAX_ENABLE_X64 as it was when it was saved"
+        raise UserError(f"the checkpoint {where} is of another model: {first}{more}; {remedy}")
 
 
 def write_file_manifest(folder: epath.Path, counters: Counters | None) -> None:
