@@ -45,10 +45,18 @@ def flags_in_force() -> dict[str, Any]:
 def numeric_flags() -> dict[str, str]:
     """The flags in force that may change numbers."""
     in_force: dict[str, str] = {}
-    for argument in shlex.split(" ".join(os.environ.get(name, "") for name in _VARIABLES)):
+    for argument in _words(" ".join(os.environ.get(name, "") for name in _VARIABLES)):
         flag, _, value = argument.lstrip("-").partition("=")
         in_force[flag] = value or "true"  # without a value it is switched on
     return {flag: in_force[flag] for flag in sorted(in_force) if not any(part in flag for part in _NO_NUMBERS)}
+
+
+def _words(flags: str) -> list[str]:
+    """The flags one by one. For XLA a quote in the middle of one, as in a path, is a character."""
+    try:
+        return shlex.split(flags)
+    except ValueError:
+        return flags.split()
 
 
 def use_compilation_cache() -> str:

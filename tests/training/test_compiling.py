@@ -36,6 +36,13 @@ def test_flags_that_change_numbers(monkeypatch):
     assert flags_in_force() == {"step": {}} | {name: os.environ[name] for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
 
 
+def test_a_quote_in_a_path_is_no_beginning_of_a_text(monkeypatch):
+    """XLA takes it, and the run ended with a stack trace."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/it's/here --xla_a=1")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
+    assert numeric_flags() == {"xla_a": "1"}
+
+
 # Compiles something in a process whose cache is the user's.
 PROGRAM = """
 import sys
