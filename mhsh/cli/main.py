@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 
 from mhsh import __version__
 from mhsh.cli import early_stop
 from mhsh.encoding import check_text
-from mhsh.errors import Unavailable, UserError, nearest
+from mhsh.errors import Unavailable, UserError, install_command, nearest
 from mhsh.text import sanitize
 
 USAGE_ERROR = 2
@@ -47,6 +49,9 @@ COMMANDS = {
     },
 }
 NAMES = [name for commands in COMMANDS.values() for name in commands]
+
+_COMPILING = (*early_stop.TRAINING, "eval", "bench")  # commands that compile what they run beforehand, as jax does not without jit
+_TRUE = ("y", "yes", "t", "true", "on", "1")  # for jax, of a variable
 
 # What goes wrong with a file system at any moment of any command, and what to do.
 _FILE_SYSTEM_ERRORS = {
@@ -86,9 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (MemoryError, RuntimeError) as error:
+    except (AssertionError, MemoryError, RuntimeError, ValueError) as error:
+        said = _environment_mistake(error)
+        if said:
+            return _fail(said)
         # jax says so of the memory of a device, as a RuntimeError.
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)):
             raise
         if arguments[0] in early_stop.TRAINING or arguments[:2] == ["bench", "train"]:
             remedy = "raise train.accumulation_steps (of a begun run, too) or lower train.batch_size"
@@ -132,6 +140,8 @@ def _run(arguments: list[str]) -> int:
     from mhsh.config.registry import run_with_entries
 
     run = parse(command, rest)
+    if run is not None and command in _COMPILING and os.environ.get("JAX_DISABLE_JIT", "").lower() in _TRUE:
+        raise UserError(f"JAX_DISABLE_JIT is set, and mhsh {command} runs compiled programs alone; unset it")
     return 0 if run is None else run_with_entries(run)
 
 
@@ -140,6 +150,23 @@ def _help() -> str:
     for group, commands in COMMANDS.items():
         lines += ["", f"{group}:", *(f"  {name:<11} {text}" for name, text in commands.items())]
     return "\n".join([*lines, "", "mhsh COMMAND --help shows the flags of a command; begin with mhsh quickstart."])
+
+
+def _environment_mistake(error: Exception) -> str:
+    """What is wrong where jax cannot start as the environment has it: a device that it does not
+    find, or a variable that it does not understand; empty: the error is another one.
+    """
+    place, named = traceback.extract_tb(error.__traceback__)[-1].filename, os.environ.get("JAX_PLATFORMS")
+    if isinstance(error, RuntimeError) and str(error).startswith("Unable to initialize backend "):
+        return str(error)
+    if isinstance(error, AssertionError) and named and place.endswith("jax/_src/xla_bridge.py"):  # without a word
+        extra = "tpu" if "tpu" in named else "cuda"
+        return f"jax finds no device of JAX_PLATFORMS={named}; unset it, or install what finds one: {install_command(extra)}"
+    match = re.search(r"(?:JAX flag |environment ')(\w+)", str(error)) if place.endswith("jax/_src/config.py") else None
+    variable = match[1].upper() if match else ""
+    if variable in os.environ:
+        return f"{variable}={os.environ[variable]}: jax does not take that value; correct the variable, or unset it"
+    return ""
 
 
 def _first_line(error: BaseException) -> str:

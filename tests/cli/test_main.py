@@ -4,6 +4,7 @@ damaged.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mhsh.cli.main import main
 from mhsh.config.schema import Config
 from mhsh.storage.run_folder import RunFolder
 from tests.cli.light_process import mhsh_without_jax
@@ -67,6 +69,32 @@ def test_a_terminal_that_lacks_characters_gets_others(encoding: str, said: str) 
     command = [sys.executable, "-c", code.replace("TEXT", ascii(text))]
     done = subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, b"") and done.stdout.decode(encoding).strip() == said
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"JAX_PLATFORMS": "frob"}, "Unable to initialize backend 'frob': "),
+        ({"JAX_PLATFORMS": "cuda"}, "jax finds no device of JAX_PLATFORMS=cuda; unset it, or install what finds one: "),
+        ({"JAX_ENABLE_X64": "maybe"}, "JAX_ENABLE_X64=maybe: jax does not take that value; correct the variable, or unset it"),
+        ({"JAX_NUM_CPU_DEVICES": "two"}, "JAX_NUM_CPU_DEVICES=two: jax does not take that value"),
+    ],
+)
+def test_what_jax_cannot_start_with_is_one_line(variables: dict[str, str], said: str) -> None:
+    if variables.get("JAX_PLATFORMS") == "cuda" and importlib.util.find_spec("jax_cuda13_plugin") is not None:
+        pytest.skip("here jax looks for a GPU")
+    code = "import sys; from mhsh.cli import main\ndef run(_): import jax; jax.devices()\nmain._run = run; sys.exit(main.main())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith(f"mhsh: {said}"), done.stderr
+
+
+def test_a_command_that_compiles_needs_jit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]) -> None:
+    """A sweep would call all its cells failed. A help page needs none."""
+    monkeypatch.setenv("JAX_DISABLE_JIT", "True")
+    said = fails("train", TINY, f"--workdir={tmp_path}/run")
+    assert said == "mhsh: JAX_DISABLE_JIT is set, and mhsh train runs compiled programs alone; unset it\n"
+    assert not (tmp_path / "run").exists() and main(["train", "--help"]) == 0
 
 
 def test_a_home_that_a_shell_leaves_to_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]) -> None:
