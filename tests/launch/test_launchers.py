@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from tests.launch.conftest import LAUNCH
 
 TPU = "--name=mine --image=IMAGE:1 --accelerator=tpu-v5-lite-podslice"
 GPU = "--name=mine --image=IMAGE:1 --accelerator=nvidia-h100-80gb"
@@ -72,6 +77,58 @@ def test_credentials_are_refused_and_never_repeated(launch: Callable, credential
     result = launch("local_cluster", "--processes=1", "--dry-run", "--", "train", credential)
     assert result.returncode == 2
     assert "hush" not in result.stdout + result.stderr
+
+
+# Stands for Python, and for that of the environment that it makes. The mhsh that it installs says
+# of which checkout and which Python it is.
+PYTHON = """
+here="$(dirname "$0")"
+case "$*" in
+  --version) echo "Python $(cat "$here/version")" ;;
+  *"-m venv --clear"*)
+    rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && cp "$here/version" "$4/bin" && echo venv >>made ;;
+  *"-m pip install"*)
+    printf '#!/bin/sh\\necho %s\\n' "'$PWD' $(cat "$here/version")" >"$here/mhsh" && chmod +x "$here/mhsh" && echo install >>made ;;
+esac
+"""
+
+
+def test_an_environment_serves_where_and_with_what_it_was_made(
+    environment: dict[str, str], tools: Path, stand_in: Callable, tmp_path: Path
+) -> None:
+    """A copied checkout would run the code of the first one, and a moved one would not start."""
+    (tools / "python3").unlink()
+    (tools / "newer").mkdir()
+    for folder, version in ((tools, "3.11.7"), (tools / "newer", "3.12.1")):
+        stand_in(f"{'' if folder == tools else 'newer/'}python3", PYTHON)
+        (folder / "version").write_text(version)
+
+    def quickstart(root: Path, **variables: str) -> tuple[str, list[str]]:
+        """What the installed mhsh says, and what was made for it."""
+        command = ["bash", str(root / "launch/quickstart")]
+        done = subprocess.run(command, env=environment | variables, stdout=subprocess.PIPE, text=True, check=True)
+        made = root / "made"
+        steps = made.read_text().split() if made.exists() else []
+        made.unlink(missing_ok=True)
+        return done.stdout.splitlines()[-1], steps
+
+    first, moved, copied = tmp_path / "first", tmp_path / "moved here", tmp_path / "copied"
+    for name in ("launch/environment", "launch/quickstart", "pyproject.toml", "constraints.txt"):
+        (first / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LAUNCH.parent / name, first / name)
+    assert quickstart(first) == (f"{first} 3.11.7", ["venv", "install"])
+    assert quickstart(first) == (f"{first} 3.11.7", [])
+    shutil.copytree(first, copied)
+    assert quickstart(copied) == (f"{copied} 3.11.7", ["venv", "install"])
+    first.rename(moved)
+    assert quickstart(moved) == (f"{moved} 3.11.7", ["venv", "install"])
+    assert quickstart(moved, PYTHON=str(tools / "newer/python3")) == (f"{moved} 3.12.1", ["venv", "install"])
+    (moved / "constraints.txt").write_text("another\n")
+    assert quickstart(moved, PYTHON=str(tools / "newer/python3")) == (f"{moved} 3.12.1", ["install"])
+    subprocess.run(["bash", "-c", ". launch/environment dev"], env=environment, cwd=copied, check=True, stdout=subprocess.DEVNULL)
+    assert quickstart(copied) == (f"{copied} 3.11.7", ["install"])  # with more than the quickstart needs
+    (tmp_path / "linked").symlink_to(moved)
+    assert quickstart(tmp_path / "linked", PYTHON=str(tools / "newer/python3")) == (f"{moved} 3.12.1", [])
 
 
 @pytest.mark.parametrize(
