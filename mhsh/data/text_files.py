@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -40,9 +41,12 @@ _MARKS = {"config.json": b'"mhsh": ', "plan.json": b'"mhsh": ', "prepare.json": 
 
 
 def split_field(name: str, argument: str, what: str) -> tuple[str, str]:
-    """Splits GLOB[:FIELD] into the glob and the field, which is `text` if none is named."""
+    """Splits GLOB[:FIELD] into the glob and the field, which is `text` if none is named. What has a
+    colon in its name, as of a time, is found by that name, but for a bucket.
+    """
     pattern, colon, field = argument.rpartition(":")
-    if not colon or "/" in field:  # the colon of gs:// or of a folder
+    is_name = colon and not is_remote(argument) and os.path.lexists(expand_user(argument))
+    if not colon or "/" in field or is_name:  # the colon of gs:// or of a folder
         pattern, field = argument, "text"
     if not pattern or not field:
         raise UserError(f"data.source = {f'{name}:{argument}'!r} lacks a glob or a {what.lower()}; write {name}:GLOB:{what}")

@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 
 from mhsh.data import text_files
-from mhsh.data.text_files import read_lines, read_text, read_whole_file, text_lines
+from mhsh.data.text_files import read_lines, read_text, read_whole_file, split_field, text_lines
 from mhsh.errors import UserError
 
 CONTENT = "\ufeffone\u0085still one\x0cstill\r\n\r\n\ufeffzwei ü\n\nlast".encode()
@@ -47,6 +47,16 @@ def path(request, tmp_path):
 def test_lines_of_a_file(path: Path) -> None:
     assert list(text_lines(path)) == ["one\u0085still one\x0cstill\r", "\r", "\ufeffzwei ü", "", "last"]
     assert read_lines(str(path)) == ["one\u0085still one\x0cstill", "", "\ufeffzwei ü", "", "last"]
+
+
+def test_a_colon_in_a_name_begins_no_field(tmp_path: Path) -> None:
+    (tmp_path / "dump 10:00.jsonl").touch()
+    (tmp_path / "a:b").mkdir()
+    for name in ("dump 10:00.jsonl", "a:b"):
+        path = f"{tmp_path}/{name}"
+        assert split_field("jsonl", path, "FIELD") == (path, "text")
+        assert split_field("jsonl", f"{path}:body", "FIELD") == (path, "body")
+    assert split_field("jsonl", f"{tmp_path}/none:body", "FIELD") == (f"{tmp_path}/none", "body")
 
 
 def test_lines_of_standard_input(monkeypatch) -> None:
