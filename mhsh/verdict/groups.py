@@ -77,7 +77,7 @@ class Member:
             return kind
         if run is None or not run.has_logged:
             return WAITING
-        status = run.recorded("status")
+        status = run.status
         if status != FINISHED and (run.end != self.config.train.num_steps or run.is_cut):
             return RUNNING if status == RUNNING else STOPPED
         if run.is_cut and run.outcome != DIVERGED:

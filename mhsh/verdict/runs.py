@@ -25,7 +25,7 @@ from mhsh.storage.files import absolute
 from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.rows import Metrics, number
 from mhsh.storage.run_folder import CONFIG_FILE, HOLDER_FILE, METRICS_FILE, RUN_FILE, RunFolder, recorded_lineage, vocab_file
-from mhsh.storage.run_record import FINISHED
+from mhsh.storage.run_record import FINISHED, STOPPED
 from mhsh.text import number_duplicates, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
@@ -106,11 +106,20 @@ class RecordedRun:
         return float(values.max()) if len(values) else None
 
     @property
+    def status(self) -> Any:
+        """That of run.json; of a finished run whose config has become longer since, and which has
+        not gone on, STOPPED.
+        """
+        status, saved = self.recorded("status"), self.recorded("checkpoint")
+        is_longer = isinstance(saved, int) and saved < self.config.train.num_steps
+        return STOPPED if status == FINISHED and is_longer else status
+
+    @property
     def end(self) -> float | None:
         """The step after which it ended: of a finished run the last of its config, of
         others the last that was logged.
         """
-        if self.recorded("status") == FINISHED:
+        if self.status == FINISHED:
             return float(self.config.train.num_steps)
         return max((float(curve.steps[-1]) for curve in self.curves.values() if len(curve)), default=None)
 

@@ -11,8 +11,10 @@ import pytest
 
 from mhsh.errors import UserError
 from mhsh.report.sentences import change_words, sentences, title
+from mhsh.storage.run_record import STOPPED
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.findings import HIGHER, LEVEL, LOWER, OTHER_UNIT, TOO_FEW_SEEDS, UNMEASURED, UNTRAINED, compare, judge_page
+from mhsh.verdict.groups import TRAINED
 from mhsh.verdict.outcomes import Values, cost_ratios, sampling_error
 from mhsh.verdict.runs import AXES
 from tests.judging import (
@@ -324,6 +326,17 @@ def test_a_value_is_measured_where_the_run_ends_or_it_is_missing(make_run: MakeR
     assert "Missing: 2 without last rows of 5 runs of 2x8 admin." in sentences(comparison)
     assert [str(path) in problem for path, problem in zip(paths, comparison.experiment.problems, strict=False)] == [True, True]
     assert "ended at step 30, and its last rows are lost" in comparison.experiment.problems[0]
+
+
+def test_a_run_that_was_to_become_longer_and_did_not_begin_has_lost_nothing(make_run: MakeRun):
+    """Its config.json is replaced first; then the program compiles, or another flag is wrong."""
+    path = make_run("a", [2.0] * 30, [2.4, 2.3, 2.2], training={"num_steps": 30})
+    record, config = (json.loads((path / name).read_text()) for name in ("run.json", "config.json"))
+    (path / "run.json").write_text(json.dumps(record | {"checkpoint": 30}))
+    assert judge([path]).experiment.groups[0].members[0].state == TRAINED
+    (path / "config.json").write_text(json.dumps(config | {"train": config["train"] | {"num_steps": 60}}))
+    experiment = judge([path]).experiment
+    assert experiment.problems == () and experiment.groups[0].members[0].state == STOPPED
 
 
 def test_a_group_whose_measure_is_lost_everywhere_is_named(make_run: MakeRun):
