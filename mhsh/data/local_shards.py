@@ -124,21 +124,29 @@ def _verified_states(folder: Path) -> Iterator[dict[str, Any]]:
     inside the `with` are kept.
     """
     state_folder = cache_folder() / "verified" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    try:
-        make_folder(state_folder)
-    except OSError as error:
+    path = state_folder / "shards.json"
+
+    def say_unkept(error: OSError) -> None:
         print(
             f"cannot make {state_folder} ({error.strerror}): every start reads all of {folder}; set MHSH_CACHE to a folder of yours"
         )
-        yield {}
-        return
-    path = state_folder / "shards.json"
-    with hold_lock(state_folder, wait=True):
+
+    with contextlib.ExitStack() as held:
+        try:
+            make_folder(state_folder)
+            held.enter_context(hold_lock(state_folder, wait=True))
+        except OSError as error:
+            say_unkept(error)
+            yield {}
+            return
         old_states = read_object(path) if exists(path) else {}
         known = dict(old_states)
         yield known
         if known != old_states:
-            write_json(path, known)
+            try:
+                write_json(path, known)
+            except OSError as error:  # read-only, or full
+                say_unkept(error)
 
 
 def _states(folder: Path, shards: Sequence[Shard]) -> dict[str, list[Any]]:

@@ -320,3 +320,17 @@ def test_without_a_cache_all_is_read_every_time(folder, read, tmp_path, monkeypa
     verify_once(folder)
     assert len(read) == 4
     assert "(Not a directory): every start reads all of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["hold_lock", "write_json"])
+def test_a_cache_that_cannot_be_written_or_has_no_locks_can_be_done_without(folder, read, monkeypatch, capsys, name):
+    """As where a home is read-only, or full, or on a file system without locks."""
+
+    def refuse(path, *arguments, **more):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(f"mhsh.data.local_shards.{name}", refuse)
+    verify_once(folder)
+    verify_once(folder)
+    assert len(read) == 4
+    assert "(Read-only file system): every start reads all of" in capsys.readouterr().out
