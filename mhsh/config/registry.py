@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -200,7 +201,7 @@ def _look_beside(folders: Sequence[str]) -> None:
         top, file = name.partition(".")[0], getattr(module, "__file__", None)
         places = [place for each in others for place in (Path(each, top), Path(each, f"{top}.py"))]
         is_theirs = file is not None and any(Path(file).is_relative_to(place) for place in places)
-        if is_theirs and any(Path(each, top).is_dir() or Path(each, f"{top}.py").is_file() for each in own):
+        if is_theirs and importlib.machinery.PathFinder.find_spec(top, [*own]) is not None:
             del sys.modules[name]
 
 
