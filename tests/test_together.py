@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ def test_cells_stopped_together_go_on_alone_and_together_with_the_curves_of_sing
     stopped = Fork(["work", str(folder.path), "--together=4"])
     cells = runs(folder)
     wait_for_step(Path(cells[-1].path), 14, stopped)
+    while None in {cell.newest_checkpoint() for cell in cells}:  # the save of step 12 may take longer than two steps
+        assert stopped.poll() is None
+        time.sleep(0.02)
     stopped.send_signal(number)
     said = stopped.communicate()
     assert stopped.returncode == (75 if number == signal.SIGTERM else -number), said
