@@ -86,8 +86,7 @@ def _answers(comparison: Comparison, best: int, other: int) -> list[str]:
     start = {TOO_FEW_SEEDS: "No verdict", LEVEL: "No clear winner"}.get(finding.verdict, "")
     if finding.decision is not None and finding.decision.words == EQUIVALENT and finding.verdict != TOO_FEW_SEEDS:
         start = f"Equivalent within {finding.decision.margin:g}"
-    is_unfair = finding.fairness.unequal or finding.fairness.may_be_size(_is_better(comparison, finding))
-    start = "No fair comparison" if is_unfair else start
+    start = "No fair comparison" if comparison.is_unfair(finding) else start
     size = difference_words(difference)(abs(difference.mean)).removeprefix("+")
     ends = f"ends {size} {'below' if difference.mean < 0 else 'above'}"
     parts = [part for part in ours.split(", ") if part not in theirs.split(", ")[1:]]
@@ -126,7 +125,7 @@ def sentences(comparison: Comparison) -> Iterable[str]:
         return
     findings = [finding for finding in comparison.findings if finding is not None]
     with_runs = [finding for finding in findings if finding.group.runs]
-    statements = [(each.group.name, fairness_words(each.fairness, _is_better(comparison, each))) for each in with_runs]
+    statements = [(each.group.name, fairness_words(each.fairness, comparison.is_better(each))) for each in with_runs]
     fair = [entry for entry in statements if entry[1].startswith(_FAIR)]
     yield from _join_groups((name, words) for name, words in statements if not words.startswith(_FAIR))
     for finding in findings:
@@ -171,7 +170,7 @@ def cautions(comparison: Comparison, place: int) -> list[str]:
     if finding is not None and finding.fairness.unequal:
         found.append(f"not comparable: different {format_list(finding.fairness.unequal)}")
     if finding is not None and finding.difference is not None:
-        if finding.fairness.may_be_size(_is_better(comparison, finding)):
+        if finding.fairness.may_be_size(comparison.is_better(finding)):
             found.append(f"not comparable: {_size_words(finding.fairness)}")
         if len(finding.fairness.factors) > 1:
             found.append(f"several things differ: {format_list(finding.fairness.factors)}")
@@ -367,13 +366,6 @@ def _trained_words(group: Group) -> str:
     return (
         f"{len(group.trained_members)} of {total} runs of {group.name} trained ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
     )
-
-
-def _is_better(comparison: Comparison, finding: Finding) -> bool | None:
-    """Whether the group ends better than the baseline; None if that is not known."""
-    if finding.difference is None:
-        return None
-    return (finding.difference.mean < 0) == comparison.measure.lower_is_better
 
 
 def _join_groups(statements: Iterable[tuple[str, str]]) -> Iterable[str]:

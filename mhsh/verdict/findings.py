@@ -94,6 +94,16 @@ class Comparison:
         """The name of its section, printable."""
         return ", ".join(self.section)
 
+    def is_better(self, finding: Finding) -> bool | None:
+        """Whether the group ends better than the baseline; None if that is not known."""
+        if finding.difference is None:
+            return None
+        return (finding.difference.mean < 0) == self.measure.lower_is_better
+
+    def is_unfair(self, finding: Finding) -> bool:
+        """Whether the group and the baseline are not comparable."""
+        return bool(finding.fairness.unequal) or finding.fairness.may_be_size(self.is_better(finding))
+
     def doubt(self, place: int) -> Doubt:
         """The doubt about the difference of the group at `place` to the baseline."""
         ours, theirs = (self.experiment.groups[each].hidden_gain for each in (place, self.baseline))
@@ -302,17 +312,9 @@ def _pool_comparisons(comparisons: Sequence[Comparison]) -> list[PooledDifferenc
         planned = all(plan is not None and plan.pooled for plan in plans)
         relation, names = _relation(*entries[0][:2]), tuple(each.name for each, _, _ in entries)
         left_out = tuple(each.name for each, _, _ in matched if each.name not in names)
-        unfair = tuple(each.name for each, place, _ in entries if _is_unfair(each, place))
+        unfair = tuple(each.name for each, place, _ in entries if (finding := each.findings[place]) and each.is_unfair(finding))
         found.append(PooledDifference(relation, names, left_out, *pooled, same, len(pairs), planned, unfair))
     return found
-
-
-def _is_unfair(comparison: Comparison, place: int) -> bool:
-    """Whether a group that has a difference is not comparable with the baseline."""
-    finding = comparison.findings[place]
-    assert finding is not None and finding.difference is not None
-    is_better = (finding.difference.mean < 0) == comparison.measure.lower_is_better
-    return bool(finding.fairness.unequal) or finding.fairness.may_be_size(is_better)
 
 
 def _matching_place(first: Comparison, place: int, other: Comparison) -> int | None:
