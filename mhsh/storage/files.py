@@ -253,23 +253,25 @@ class MissingFile(UserError):
     """The file to be read does not exist."""
 
 
-@again_if_stale
 def read_small_file(path: epath.PathLike) -> bytes:
     """The bytes of a small file: JSON or a vocabulary, local or in a bucket. Raises OSError where
     it cannot be opened or read; it has `strerror`. Raises UserError where it is larger than any
     such file, or the bucket cannot be reached.
     """
     if is_remote(path):
-        # In one request. Opening an object would first ask for its size, and cut to that length
-        # what another process then puts in its place.
+        # In one request: what is opened is cut to the size that it had when that was asked for.
         with bucket_objects(path) as objects:
             content = objects.cat_file(str(path), end=_LARGEST + 1)
     else:
-        with _open_regular(path) as file:
-            content = file.read(_LARGEST + 1)
+        content = again_if_stale(lambda: _read_start(path))
     if len(content) > _LARGEST:
         raise UserError(f"{path} has more than {_LARGEST >> 20} MiB, and no such file is as large; fetch or write it again")
     return content
+
+
+def _read_start(path: epath.PathLike) -> bytes:
+    with _open_regular(path) as file:
+        return file.read(_LARGEST + 1)
 
 
 def read_object(path: epath.PathLike) -> dict[str, Any]:

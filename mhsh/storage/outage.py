@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
-import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from mhsh.errors import Unavailable
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 LOGIN = "log in with gcloud auth application-default login, or ask for access"
 _REPORT_AFTER = 10.0  # seconds; a shorter outage is nobody's business
@@ -123,21 +121,16 @@ def retry(ask: Callable[[], T], where: object) -> T:
             return answer
 
 
-def again_if_stale(read: Callable[P, T]) -> Callable[P, T]:
+def again_if_stale(read: Callable[[], T]) -> T:
     """Reads a file once more where another machine of a network file system has replaced it since
     it was opened, as it does with run.json at each save.
     """
-
-    @functools.wraps(read)
-    def reads(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return read(*args, **kwargs)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            return read(*args, **kwargs)
-
-    return reads
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return read()
 
 
 def _say(line: str) -> None:
