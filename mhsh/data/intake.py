@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from mhsh.data.documents import document_rule, documents, files_of
-from mhsh.data.text_files import first_bytes, text_field, text_lines
+from mhsh.data.text_files import PREPARE_FILE, first_bytes, text_field, text_lines
 from mhsh.data.wordpiece import Tokenizer, check_known, count_unknown, unknown_fraction
 from mhsh.encoding import marked_encoding, signature
 from mhsh.errors import UserError
@@ -81,7 +81,7 @@ def source_for(path: str) -> str:
     UserError where there is none, or its files are no form of text.
     """
     where = expand_user(path)
-    if exists(where / "prepare.json"):
+    if exists(where / PREPARE_FILE):
         return f"arrayrecord:{path}"
     if exists(where / "state.json") or exists(where / "dataset_dict.json"):
         return f"arrow:{path}"

@@ -41,12 +41,12 @@ from mhsh.data.shards import (
     write_shard,
 )
 from mhsh.data.tables import SPLITS, TRAIN, VALIDATION, overlap
+from mhsh.data.text_files import PREPARE_FILE
 from mhsh.errors import UserError
 from mhsh.storage.disk_lock import hold_lock
 from mhsh.storage.files import MissingFile, clear_half_files, make_folder, read_object
 from mhsh.storage.questions import exists, names_in
 
-_JOB_FILE = "prepare.json"
 _STAGING, _STAGED_FILE = "staging", "staged.json"
 _FORMAT = 2
 
@@ -115,12 +115,12 @@ def _claim(out: Path, job: Mapping[str, Any]) -> Iterator[None]:
             raise UserError(f"another mhsh prepare is running in {out}; wait for it, or choose another --out") from None
         clear_half_files(out)
         names = set(names_in(out))
-        if names and _JOB_FILE not in names:
+        if names and PREPARE_FILE not in names:
             raise UserError(f"{out} is not empty and holds no prepared rows; choose another --out")
         # A job whose source could not be read has left nothing; another may take its place.
-        if names <= {_JOB_FILE, _STAGING} and not exists(out / _STAGING / _STAGED_FILE):
-            write_json(out / _JOB_FILE, job)
-        old = read_object(out / _JOB_FILE)
+        if names <= {PREPARE_FILE, _STAGING} and not exists(out / _STAGING / _STAGED_FILE):
+            write_json(out / PREPARE_FILE, job)
+        old = read_object(out / PREPARE_FILE)
         differing = [f"{name} is {old.get(name)!r} there, {value!r} here" for name, value in job.items() if old.get(name) != value]
         if differing:
             raise UserError(f"{out} holds rows of another job ({'; '.join(differing)}); choose another --out, or that job's config")

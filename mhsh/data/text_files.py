@@ -28,6 +28,7 @@ from mhsh.errors import UserError
 from mhsh.storage.bucket import bucket_objects, is_remote
 from mhsh.storage.files import expand_user, open_binary, read_small_file
 from mhsh.storage.questions import is_dir, is_file
+from mhsh.storage.run_folder import CONFIG_FILE
 
 _MOST_LAYERS = 2  # of compression, one in another
 _BUFFER_BYTES = 1 << 16
@@ -35,9 +36,10 @@ _LONGEST = 1 << 28  # bytes of a line, or characters of lines that are kept toge
 # str.strip() without an argument would also strip U+0085 and its like, which are text to us: only
 # "\n" ends a line.
 BLANKS = " \t\r\v\f"
+PREPARE_FILE = "prepare.json"  # that prepared rows have beside them
 # A file that each folder of mhsh's own has, of a run, a sweep or prepared rows, and what its first
 # bytes hold.
-_MARKS = {"config.json": b'"mhsh": ', "plan.json": b'"mhsh": ', "prepare.json": b'"tokenizers": '}
+_MARKS = {CONFIG_FILE: b'"mhsh": ', "plan.json": b'"mhsh": ', PREPARE_FILE: b'"tokenizers": '}
 
 
 def split_field(name: str, argument: str, what: str) -> tuple[str, str]:
