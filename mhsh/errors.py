@@ -33,7 +33,7 @@ class FullDisk(UserError):
 
 
 class NotFinite(UserError):
-    """The outputs of a model are no numbers that anything can be chosen by. `where` is a line, a
+    """A model's outputs are not finite, so nothing can be chosen by them. `where` is a line, a
     prompt or an example.
     """
 

@@ -71,7 +71,8 @@ model that is over 2 % larger is compared only because it ends worse, or its sec
 All runs of a group trained unless its table says otherwise: five seeds, six for lengths of training
 (budget: steps), in translation three or eight, at finer rates twelve. A map of rates has the means
 over the seeds that choose: two, at finer rates four. `launch/study STAGE --dry-run` shows the rates
-of a stage. *Around* is the difference with what rates between those tried may hide, where these move the interval.
+of a stage. *Around* is the difference with what rates between those tried may hide, where these
+move the interval.
 """
 _SECTION = r"(?:budget|scheme) \w*"  # the name of a section of a report
 
