@@ -28,6 +28,7 @@ class CellSelection:
         self._choosing: list[tuple[str, ...]] = []  # the choosing cells of each setting
         self._reporting: tuple[int, list[str]] = 0, []  # of so many settings whose choosing cells have ended
         self._said: set[str] = set()
+        self.undecided: list[str] = []  # groups whose choosing cells have ended without a value, as one failed or lost rows
 
     def __call__(self, plan: Plan, ended: Collection[str]) -> list[str]:
         if plan.choosing is None:
@@ -38,14 +39,16 @@ class CellSelection:
         decided = sum(all(name in ended for name in names) for names in self._choosing)
         if decided != self._reporting[0]:
             planned = {cell.name for cell in plan.cells}  # the folder's plan may have grown since this one was read
-            self._reporting = decided, [name for name in self._reporting_cells(plan.choosing) if name in planned]
+            self._reporting = decided, [name for name in self._reporting_cells(plan.choosing, ended) if name in planned]
         return _add_parents(plan, [*itertools.chain(*self._choosing), *self._reporting[1]])
 
-    def _reporting_cells(self, choosing: Tuning) -> list[str]:
+    def _reporting_cells(self, choosing: Tuning, ended: Collection[str]) -> list[str]:
         """The reporting cells of the settings whose value is chosen; says what is new."""
-        names = []
+        names, self.undecided = [], []
         for group in _load_tuned(self._folder, choosing).groups:
             if group.choice is None or not group.choice.is_final:
+                if group.choice is not None and all(name in ended for name in group.choice.choosing):
+                    self.undecided.append(group.name)
                 continue
             best = group.choice.optimum
             if self._says_new and group.name not in self._said:

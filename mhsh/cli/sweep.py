@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from mhsh import text
 from mhsh.cli.compare import CompareOptions, write_report
 from mhsh.cli.early_stop import report_stop
 from mhsh.cli.parser import ConfigFields, ConfigFieldsFlag, Count, WorkdirFlag
-from mhsh.cli.selection import CellSelection, cells_left, values_to_try
+from mhsh.cli.progress import Progress
+from mhsh.cli.selection import cells_left, values_to_try
 from mhsh.config.entries import files_of
 from mhsh.config.resolve import decay_start
 from mhsh.config.shapes import scales_layers, shape_name
@@ -27,14 +27,11 @@ from mhsh.configs import CONFIG, LIST
 from mhsh.data.load import task_of
 from mhsh.errors import UserError
 from mhsh.storage.bucket import is_remote
-from mhsh.storage.run_record import FINISHED, RUNNING
 from mhsh.sweep.axes import BUDGET, DEPTH, SEEDS, SHORT_NAMES, Axis, Cell, Value, cells_of, fields_of, parents, parse_axes
-from mhsh.sweep.folder import ENDED, FAILED, CellState, Plan, SweepFolder, Tuning, check_margin
+from mhsh.sweep.folder import FAILED, Plan, SweepFolder, Tuning, check_margin
 from mhsh.text import format_list, sanitize
 from mhsh.verdict.experiment import planned_experiment
 from mhsh.verdict.tuning import field_of, tune
-
-_SECONDS_BETWEEN_LOOKS = {False: 0.3, True: 10.0}  # on a disk; in a bucket
 
 EXAMPLES = (
     "mhsh sweep --config=evidence:heads --workdir=sweep --axes depth=3,6 seed=0,1",
@@ -194,11 +191,11 @@ def _add_seeds(axes: Sequence[Axis], count: int) -> tuple[Axis, ...]:
     return _add_values(axes, seeds[0].path, range(last + 1, last + 1 + count))
 
 
-def _run_workers(folder: SweepFolder, parallel: int, together: int) -> tuple[int | None, _Progress]:
+def _run_workers(folder: SweepFolder, parallel: int, together: int) -> tuple[int | None, Progress]:
     """The signal that stopped the workers, and what has become of the cells."""
     from mhsh.sweep.local import run_workers
 
-    progress = _Progress(folder)
+    progress = Progress(folder)
     if not parallel:
         progress.look()
         return None, progress
@@ -245,15 +242,22 @@ def _write_report(folder: SweepFolder) -> None:
         print(f"No report yet: {error}")
 
 
-def _exit_status(folder: SweepFolder, progress: _Progress) -> int:
+def _exit_status(folder: SweepFolder, progress: Progress) -> int:
     """Says what is left to do."""
     failed = [name for name, state in progress.ended.items() if state.kind == FAILED]
+    undecided = format_list(progress.undecided)
     if failed:
-        print(f"{len(failed)} cells have failed; --retry tries them again")
+        print(f"{len(failed)} cells have failed; --retry tries them again" + f", and {undecided} waits for them" * bool(undecided))
         return 2
     if progress.cells_left:
         print(f"{len(progress.cells_left)} cells have not ended; run the same command again")
         return os.EX_TEMPFAIL
+    if undecided:
+        print(
+            f"No value is chosen for {undecided}: a run that chooses has lost its last rows, and mhsh compare {folder.arguments()} "
+            "says which. Put them back, or remove that run's folder and run the same command again"
+        )
+        return 2
     print(f"next: mhsh compare {folder.arguments()} --baseline=GROUP, --measure or --by (mhsh compare --help)")
     return 0
 
@@ -335,65 +339,3 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _sums(cells: Sequence[Cell]) -> list[str]:
     """Tokens and FLOPs of all of them."""
     return [text.count(sum(cell.cost[name] for cell in cells)) for name in ("tokens", "flops")]
-
-
-class _Progress:
-    """The states of the cells of a sweep, said when they change: which of how many it is, its
-    result, and how long the others take by their FLOPs.
-    """
-
-    def __init__(self, folder: SweepFolder) -> None:
-        self._folder, self._selection = folder, CellSelection(folder)
-        self._seen: dict[str, str] = {}
-        self._begun, self._next, self._flops = time.monotonic(), 0.0, 0.0
-        self.ended: dict[str, CellState] = {}
-        self._update(said=False)
-
-    @property
-    def needed_cells(self) -> list[str]:
-        return self._selection(self._plan, self.ended)
-
-    @property
-    def cells_left(self) -> list[str]:
-        return [name for name in self.needed_cells if name not in self.ended]
-
-    def look(self, at_once: bool = False) -> None:
-        """Says what is new, each look at all cells a while after the one before."""
-        if at_once or time.monotonic() >= self._next:
-            began = time.monotonic()
-            self.ended = self._folder.without_retried(self.ended) if at_once else self.ended
-            self._update(said=True)
-            took = time.monotonic() - began
-            self._next = began + max(_SECONDS_BETWEEN_LOOKS[is_remote(self._folder.path)], 10 * took)
-
-    def _update(self, said: bool) -> None:
-        self._plan = self._folder.read_plan()  # another command may have added to it
-        self._costs = {cell.name: cell.cost["flops"] for cell in self._plan.cells}
-        looked = -1
-        while looked < len(self.ended):  # the end of those that choose makes others needed
-            looked = len(self.ended)
-            for name in self.cells_left:
-                self._look_at(name, said)
-
-    def _look_at(self, name: str, said: bool) -> None:
-        state = self._folder.state(name)
-        if state.kind in ENDED:
-            self.ended[name] = state
-            self._flops += self._costs[name] if said else 0.0
-            if said:
-                self._say_ended(name, state)
-        elif state.kind == RUNNING and self._seen.get(name) != RUNNING and said:
-            print(f"  {name} ...", flush=True)
-        self._seen[name] = state.kind
-
-    def _say_ended(self, name: str, state: CellState) -> None:
-        words = state.kind
-        if state.kind == FINISHED:
-            _, losses = self._folder.run_folder(name).read_metrics().series("validation", "step", "loss")
-            words += f", validation loss {text.format_loss(losses[-1])}" if len(losses) else ""
-        left = sum(self._costs[other] for other in self.cells_left)
-        took = text.duration(elapsed := time.monotonic() - self._begun)
-        if left and self._flops:
-            took += f"; about {text.duration(elapsed / self._flops * left)} left"
-        reason = f", {state.reason}" if state.reason else ""
-        print(f"  [{len(self.ended)}/{len(self.needed_cells)}] {name}: {words}{reason} ({took})", flush=True)

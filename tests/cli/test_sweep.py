@@ -22,8 +22,9 @@ import pytest
 from rich.console import Console
 
 from mhsh.cli.main import main
+from mhsh.cli.progress import Progress
 from mhsh.cli.selection import CellSelection
-from mhsh.cli.sweep import _add_values, _Progress, _refine, make_plan, print_plan
+from mhsh.cli.sweep import _add_values, _refine, make_plan, print_plan
 from mhsh.report.report import Report
 from mhsh.storage.run_folder import RunFolder
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
@@ -218,6 +219,31 @@ def test_a_value_that_was_added_and_failed_is_not_added_for_ever(tmp_path):
     assert _refine(folder, folder.read_plan()) is None
 
 
+def test_a_choosing_run_that_failed_or_lost_rows_is_said_to_leave_its_group_without_a_value(tmp_path, capsys):
+    """Its other seeds wait, and the status is not that of a sweep that is done."""
+    names = [f"learning_rate-{rate}_seed-{seed}" for rate, seed in (("0.001", 0), ("0.002", 0), ("0.002", 1))]
+    folder = tuned(tmp_path / "s", ["lr=1e-3,2e-3", "seed=0,1"], dict(zip(names, (2.0, 1.0, 1.1), strict=True)))
+    again = ["sweep", f"--workdir={folder.path}"]
+    assert main(again) == 0 and "next: mhsh compare" in capsys.readouterr().out
+    metrics = folder.run_folder(names[0]).path / "metrics.jsonl"
+    rows = metrics.read_text(encoding="utf-8")
+    metrics.write_text(rows.splitlines(keepends=True)[0], encoding="utf-8")
+    assert main(again) == 2
+    assert f"No value is chosen for 3x8 admin: a run that chooses has lost its last rows, and mhsh compare {folder.path} says" in (
+        said := capsys.readouterr().out
+    )
+    assert "0 of 2 cells to run" in said
+    assert main(["compare", str(folder.path), f"--out={tmp_path / 'report.html'}"]) == 2
+    assert f"{names[0]} ended at step" in capsys.readouterr().err
+    metrics.write_text(rows, encoding="utf-8")
+    assert main(again) == 0
+    shutil.rmtree(metrics.parent)
+    folder.finish(names[0], 2, "out of memory")
+    capsys.readouterr()
+    assert main(again) == 2
+    assert "1 cells have failed; --retry tries them again, and 3x8 admin waits for them" in capsys.readouterr().out
+
+
 def test_a_value_that_the_field_does_not_allow_is_not_added(tmp_path, capsys):
     ends = {f"beta2-{value}_seed-0": end for value, end in (("0.3", 2.0), ("0.9", 1.0))}
     folder = tuned(tmp_path / "s", ["beta2=0.3,0.9", "seed=0,1"], ends, "beta2")
@@ -240,7 +266,7 @@ def test_a_plan_that_another_command_adds_to_is_followed(tmp_path, capsys):
     """As by --add-seeds or --refine on another machine, while this one waits for its cells."""
     ends = {f"learning_rate-{rate}_seed-0": end for rate, end in (("0.001", 2.0), ("0.002", 1.0))}
     folder = tuned(tmp_path / "s", ["lr=1e-3,2e-3", "seed=0,1"], ends)
-    plan, progress, selection = folder.read_plan(), _Progress(folder), CellSelection(folder)
+    plan, progress, selection = folder.read_plan(), Progress(folder), CellSelection(folder)
     before = [*ends, "learning_rate-0.002_seed-1"]
     assert progress.needed_cells == before
     folder.open_for(make_plan(_add_values(plan.axes, "seed", [2]), plan.fields, plan.choosing), "--add-seeds=1")
