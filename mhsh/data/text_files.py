@@ -16,7 +16,7 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ def split_field(name: str, argument: str, what: str) -> tuple[str, str]:
 
 
 def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> list[epath.Path]:
-    """The files that a glob matches, sorted. `**` goes into folders of any depth, in a bucket too;
-    on a disk not into those of runs, sweeps and prepared rows (see `_leave_out_results`).
+    """The files that a glob matches, sorted, on a disk as in a bucket. `**` goes into folders of
+    any depth, but for those of runs, sweeps and prepared rows (see `_leave_out_results`).
 
     A folder stands for the files named `in_folder` at any depth (None: for none). Raises UserError,
     in which the glob is that of the setting `whose`, where there are none, or the bucket cannot be
@@ -70,8 +70,6 @@ def matching_files(pattern: str, whose: str, in_folder: str | None = None) -> li
             if not is_remote(folder) and is_dir(expand_user(folder)):  # its name may have a mark of a glob
                 folder = glob.escape(folder)
             paths = _matches(f"{folder}/**/{in_folder}", whose)
-            if is_remote(folder):  # whose globs do not leave hidden files out
-                paths = [path for path in paths if "/." not in str(path).removeprefix(folder)]
     except (OSError, ValueError) as error:
         raise UserError(f"{whose} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not paths and in_folder is not None and not is_remote(pattern) and is_dir(expand_user(pattern)):
@@ -90,38 +88,46 @@ def _matches(pattern: str, whose: str) -> list[epath.Path]:
         path = str(expand_user(pattern))  # Path.glob would refuse absolute patterns
         matches = [path] if is_file(path) else glob.glob(path, recursive=True)  # noqa: PTH207
         return _leave_out_results(path, [epath.Path(path) for path in matches if is_file(path)], whose)
+    base, recursive, _ = pattern.partition("/**")
     try:
         with bucket_objects(pattern) as objects:
             found = objects.glob(pattern, detail=True)
+            listed = objects.glob(f"{base}/**/*.json") if found and recursive else []  # rather than ask for each folder's
     except FileNotFoundError:
         return []
-    # An object whose name ends with a slash stands for a folder.
-    return [epath.Path(f"gs://{name}") for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
+    # A name that ends with a slash stands for a folder. Globs of buckets find hidden files too.
+    names = [name for name, info in found.items() if info["type"] == "file" and not name.endswith("/")]
+    paths = [epath.Path(f"gs://{name}") for name in names if "/." not in name or "/." in pattern]
+    return _leave_out_results(pattern, paths, whose, {epath.Path(f"gs://{name}") for name in listed})
 
 
-def _leave_out_results(pattern: str, paths: list[epath.Path], whose: str) -> list[epath.Path]:
+def _leave_out_results(
+    pattern: str, paths: list[epath.Path], whose: str, listed: Collection[epath.Path] | None = None
+) -> list[epath.Path]:
     """The files without those of runs, sweeps and prepared rows that `**` has found. Else what mhsh
     writes below the texts would be among them when the same command goes on, and in the next run.
+    `listed` are the files that may mark such folders; None: the disk is asked.
     """
-    parts = Path(pattern).parts
+    parts = epath.Path(pattern).parts
     if "**" not in parts:
         return paths
     start = parts.index("**")  # folders of more parts are found, others named
 
     @functools.cache
-    def is_result(folder: Path) -> bool:
-        return len(folder.parts) > start and (_has_mark(folder) or is_result(folder.parent))
+    def is_result(folder: epath.Path) -> bool:
+        return len(folder.parts) > start and (_has_mark(folder, listed) or is_result(folder.parent))
 
-    kept = [path for path in paths if not is_result(Path(path).parent)]
+    kept = [path for path in paths if not is_result(path.parent)]
     if paths and not kept:
         raise UserError(f"{whose} matches only files in folders of runs or prepared rows, which ** leaves out; name such a folder")
     return kept
 
 
-def _has_mark(folder: Path) -> bool:
+def _has_mark(folder: epath.Path, listed: Collection[epath.Path] | None) -> bool:
     for name, mark in _MARKS.items():
-        if is_file(folder / name):
-            with open_binary(folder / name) as file:
+        path = folder / name
+        if is_file(path) if listed is None else path in listed:
+            with open_binary(path) as file:
                 if mark in file.read(HEAD_BYTES):
                     return True
     return False

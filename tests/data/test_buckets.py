@@ -113,10 +113,29 @@ def test_every_source_is_read_as_from_a_disk(bucket, tmp_path, english):
         assert found == list(documents(source.format(here))) and len(found) >= 4, source
     names = [[str(path).removeprefix(root) for path in matching_files(f"{root}/**/*.txt*", "x")] for root in (bucket, here)]
     assert names[0] == names[1] and len(names[0]) == 3
+    assert [path.name for path in matching_files(f"{bucket}/texts/*", "x")] == ["a.txt.xz", "b.txt", "c.md"]  # hidden ones are not
     assert [*read_pairs(f"text:{bucket}/pairs.en,{bucket}/pairs.de")] == [*read_pairs(f"text:{here}/pairs.en,{here}/pairs.de")]
     task = find_task("cola")
     assert read_glue(task, find_file(task, bucket, "dev.tsv")) == read_glue(task, find_file(task, here, "dev.tsv"))
     assert read_squad(f"{bucket}/squad.json") == read_squad(f"{here}/squad.json")
+
+
+def test_what_mhsh_has_written_among_the_texts_is_not_text(bucket):
+    """A run's vocab.txt, and the folder of prepared rows; a config.json of another program marks
+    nothing.
+    """
+    run, rows = b'{"schema": 7, "mhsh": "0.1.0"}', b'{"tokenizers": "0.22"}'
+    contents = {"a.txt": b"a", "runs/one/config.json": run, "runs/one/vocab.txt": b"v", "rows/prepare.json": rows}
+    contents |= {"rows/train/x.txt": b"x", "model/config.json": b"{}", "model/b.txt": b"b"}
+    for name, content in contents.items():
+        objects().pipe_file(f"{bucket}/texts/{name}", content)
+    found = matching_files(f"{bucket}/texts/**/*.txt", "data.source")
+    assert [str(path).removeprefix(f"{bucket}/texts/") for path in found] == ["a.txt", "model/b.txt"]
+    assert found == matching_files(f"{bucket}/texts", "data.source", "*.txt")
+    named = matching_files(f"{bucket}/texts/runs/one/**", "data.source")
+    assert [path.name for path in named] == ["config.json", "vocab.txt"]
+    with pytest.raises(UserError, match=r"which \*\* leaves out"):
+        matching_files(f"{bucket}/texts/**/x.txt", "data.source")
 
 
 @pytest.mark.parametrize(
