@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mhsh.config.schema import Config
 from mhsh.errors import UserError
-from mhsh.models.build import build_model
+from mhsh.models.build import build_model, xla_config
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
 from mhsh.training.memory import footprint, replace_policy, saved_activations, update_bytes
 from mhsh.training.mesh import first_device
@@ -210,11 +210,13 @@ def product_flops(config: Config, shape: Mapping[str, int]) -> float:
     """FLOPs of the matrix products of one step on one device of a mesh of that shape, recomputation
     included, a multiply and an add counted as two.
 
-    They are counted in the step as it is traced. The compiler's program has as many, to 1 %. A
-    `tensor` axis is taken to divide all of them, though a single head is computed on every device.
+    They are counted in the step as it is traced, by XLA alone: one of our kernels, which a GPU here
+    would take, is traced once, however many programs it is. The compiler's program has as many, to
+    1 %. A `tensor` axis is taken to divide all of them, though a single head is computed on every
+    device.
     """
     train = replace(config.train, batch_size=config.train.batch_size // (shape["data"] * shape["fsdp"]))
-    return _product_flops(replace(config, train=train)) / shape["tensor"]
+    return _product_flops(replace(config, model=xla_config(config.model), train=train)) / shape["tensor"]
 
 
 def _flops_of(jaxpr: Jaxpr) -> int:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from benchmarks.hlo import products
 from mhsh.models.build import build_model
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, step_flops
+from mhsh.models.kernels.select import allow_interpreter
 from mhsh.planning.hlo import parse_module
 from mhsh.planning.roofline import CHIPS, PASSES, launch_seconds, memory_bytes, network_seconds, product_flops, step_time
 from mhsh.training.mesh import first_device
@@ -53,6 +54,13 @@ def test_flops_are_divided_over_the_mesh(config_of):
     whole = product_flops(config, ONE)
     assert whole == pytest.approx(step_flops(config), rel=0.01)
     assert product_flops(config, {"data": 2, "fsdp": 2, "tensor": 2}) == pytest.approx(whole / 8, rel=0.01)
+
+
+def test_flops_do_not_depend_on_the_device_here(config_of):
+    """A GPU takes our kernels, of which a trace has the products of one program alone."""
+    config = config_of(**{"model.kernels": "fused", "model.remat_policy": "none", "mesh.data": 1})
+    with allow_interpreter():
+        assert product_flops(config, ONE) == pytest.approx(step_flops(config), rel=0.01)
 
 
 def test_memory_by_hand(config_of):
