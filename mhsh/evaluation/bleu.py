@@ -40,7 +40,7 @@ class PairedScores:
     scores: tuple[float, ...]
     baseline: tuple[float, ...]
     difference: float
-    interval: tuple[float, float]  # 95 %
+    interval: tuple[float, float]  # 95 %; infinite where a single line says nothing of others
 
 
 def score_translations(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> TranslationScores:
@@ -107,9 +107,12 @@ def bootstrap(
     expanded percentiles (arXiv 1411.5279; ExpandProbs of R's package resample), which make it
     Student's where the values are normal. But no resample of two, three or four pairs has a mean
     beyond the outermost pair: with two the ends hold the truth half the time. So the interval is at
-    least Student's over the pairs. One pair alone says nothing of other seeds.
+    least Student's over the pairs. One pair alone says nothing of other seeds, and one line of it
+    nothing of other lines: that interval is infinite.
     """
     pairs, lines, _ = ours.shape
+    if pairs == lines == 1:
+        return -math.inf, math.inf
     draw = np.random.default_rng(0)
     differences = np.empty(resamples)
     for k in range(resamples):
@@ -118,7 +121,7 @@ def bootstrap(
         each = [score(weights @ ours[pair]) - score(weights @ theirs[pair]) for pair in drawn]
         differences[k] = np.dot(counts, each) / pairs
     observations = pairs if pairs > 1 else lines
-    share = ndtr(math.sqrt(observations / (observations - 1)) * stdtrit(observations - 1, 0.025)) if observations > 1 else 0.0
+    share = ndtr(math.sqrt(observations / (observations - 1)) * stdtrit(observations - 1, 0.025))
     low, high = np.quantile(differences, [share, 1 - share])
     if pairs > 1:
         each = [score(one.sum(axis=0)) - score(other.sum(axis=0)) for one, other in zip(ours, theirs, strict=True)]

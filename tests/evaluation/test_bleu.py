@@ -97,6 +97,12 @@ def test_of_one_pair_it_is_the_interval_over_lines():
     assert (low, high) == pytest.approx((gain.mean() - reach, gain.mean() + reach), abs=0.05 * reach + 0.005)
 
 
+def test_one_line_of_one_pair_says_nothing_of_others():
+    """Every resample is that line."""
+    found = compare_translations([["a b c d"]], [["a b c e"]], ["a b c d"], lowercase=False)
+    assert {each.interval for each in found.values()} == {(-math.inf, math.inf)}
+
+
 @pytest.mark.parametrize("pairs", [2, 3, 4, 8])
 def test_of_pairs_that_differ_in_nothing_else_it_is_student_s(pairs):
     """Of few pairs it reaches beyond them all, where no resample does."""
