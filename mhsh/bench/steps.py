@@ -18,7 +18,7 @@ from mhsh.bench.timing import CONFIG, Candidate, Note, Schedule, bench
 from mhsh.config.schema import Config, DataConfig, MeshConfig
 from mhsh.config.shapes import shape_name
 from mhsh.errors import UserError
-from mhsh.models.build import Model, build_model, forward
+from mhsh.models.build import Model, build_model, forward, xla_config
 from mhsh.models.costs import parameter_counts, row_flops, row_tokens, step_flops
 from mhsh.models.types import Batch, Outputs
 from mhsh.text import whole_numbers
@@ -145,9 +145,11 @@ class Inference:
 
 
 def fresh_model(config: Config) -> tuple[Model, Mesh, Any]:
-    """The model, a mesh of the first device, and fresh parameters on it in compute_dtype."""
+    """The model, a mesh of the first device, and fresh parameters on it in compute_dtype. It has no
+    kernels of our own, which are of training, as where a trained model is loaded.
+    """
     one = setting_config(_skip_profiling(config), 1, 1)
-    mesh, model = first_device(), build_model(config.model)
+    mesh, model = first_device(), build_model(xla_config(config.model))
     optimizer = build_optimizer(config)
     params = create_state(one, model, optimizer, mesh, synthetic_batch(one, 1)).params
     dtype = jnp.dtype(config.model.compute_dtype)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from mhsh.bench.decoding import Workload, writer
 from mhsh.bench.steps import synthetic_batch
+from mhsh.models.kernels.select import allow_interpreter
 from mhsh.training.state import example_batch
 
 HEADS = dict(next_sentence=False)
@@ -49,3 +51,12 @@ def test_equal_configs_give_equal_batches(make_config):
     first, second = (synthetic_batch(make_config("bert", "2l8h"), 2) for _ in range(2))
     assert all((first[key] == second[key]).all() for key in first)
     assert len(np.unique(first["inputs"])) > 10
+
+
+def test_a_model_that_writes_has_no_kernels(make_config):
+    """They are of training, and would have whole rows of tokens."""
+    config = make_config("quickstart", "6l4h_post_ln", **{"model.kernels": "fused"})
+    config = replace(config, model=replace(config.model, num_layers=1))
+    with allow_interpreter():
+        (written,) = writer(config)(Workload({}, [np.arange(3, dtype=np.int32)], [2]))
+    assert len(written) == 2
