@@ -14,8 +14,8 @@ from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 from scipy.special import ndtr, stdtrit
 
-# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han.
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+# Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana and Han.
+_UNSPACED = re.compile(r"[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 
 
 @dataclasses.dataclass(frozen=True)

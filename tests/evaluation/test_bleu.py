@@ -59,6 +59,7 @@ def test_a_script_without_spaces_is_scored_by_its_characters():
     for reference, hypothesis in (
         ("他昨天去了东京。", "他昨天去东京。"),
         ("彼は昨日東京へ行きました。", "彼は昨日東京に行きました。"),
+        ("ཁོ་ཁ་སང་ལྷ་ས་ལ་ཕྱིན་པ་རེད།", "ཁོ་ཁ་སང་ལྷ་ས་ལ་ཕྱིན་སོང་།"),
     ):
         scores = score_translations([hypothesis], [reference], lowercase=False)
         assert scores.bleu == BLEU(tokenize="char").corpus_score([hypothesis], [[reference]]).score > 40
