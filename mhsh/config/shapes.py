@@ -183,11 +183,23 @@ def feed_forward_weights(model: ModelConfig) -> int:
 
 
 def layer_parameters(model: ModelConfig) -> int:
-    """Weights, biases and LayerNorms of the layers of both stacks, of a Post-LN model."""
+    """Weights, biases and LayerNorms of the layers of both stacks, of a Post-LN model; and what
+    mixes the streams of mhc_lite. What other schemes have is at most a few vectors a sublayer.
+    """
     d, inner = model.embed_dim, feed_forward_kernels(model) - 1  # products into the hidden layer
     biases = (model.num_heads + 2 * model.kv_heads) * model.head_dim + d, inner * model.mlp_dim + d
     attention = attention_weights(model) + model.bias * biases[0]
     feed_forward = feed_forward_weights(model) + model.bias * biases[1]
-    norm = d + (model.bias and model.norm == "layer") * d
+    norm = d + (model.bias and model.norm == "layer") * d + _stream_weights(model)
     encoder = model.num_layers * (attention + feed_forward + 2 * norm)
     return encoder + model.num_decoder_layers * (2 * attention + feed_forward + 3 * norm)
+
+
+def _stream_weights(model: ModelConfig) -> int:
+    """Elements of the StreamWeights of one sublayer (mhsh/models/mhc_lite.py, which loads jax); 0
+    with any other scheme. Of a narrow layer they are a third.
+    """
+    if model.residual != "mhc_lite":
+        return 0
+    streams, logits = model.residual_streams, 2 * model.residual_streams + math.factorial(model.residual_streams)
+    return streams * model.embed_dim * (1 + logits) + 3 + logits

@@ -169,6 +169,14 @@ def test_the_counted_parameters_are_the_models(name):
         assert layer_parameters(model) == model.num_layers * (kernels + 2 * model.embed_dim)
 
 
+@pytest.mark.parametrize("streams", [2, 4])
+def test_what_mixes_streams_is_counted(streams):
+    """Else 24 narrow layers of four streams have 15 % more parameters than six of the same size."""
+    model = configs.get("gpt:6l4h", model={"residual": "mhc_lite", "residual_streams": streams}).model
+    assert layer_parameters(model) + model.embed_dim == counted(model), "with the last norm"
+    assert counted(layers_at_equal_size(model, 24)) == pytest.approx(counted(model), rel=0.01)
+
+
 def test_a_depth_without_a_width_is_refused(make_config):
     with pytest.raises(UserError, match=r"^model.layers_at_equal_size = 99999: no width has the .* parameters of 2 layers"):
         layers_at_equal_size(BERT.model, 99999)
