@@ -18,7 +18,7 @@ from mhsh.data.batches import Batch, Selection
 from mhsh.data.corpus import Corpus, Task
 from mhsh.data.glue import GlueExample, GlueTask, find_task, read_splits
 from mhsh.data.random_numbers import ARTICLE_SPLIT, hash_key
-from mhsh.data.squad import Question, SquadData, read_questions
+from mhsh.data.squad import Question, SquadData, check_answers, read_questions
 from mhsh.data.tables import TRAIN, VALIDATION, ArrayTable, Examples, fingerprint_of, overlap, unigram_entropy
 from mhsh.data.wordpiece import Tokenizer, WordPieceTokenizer, check_known, count_unknown, load_wordpiece, unknown_fraction
 from mhsh.errors import UserError
@@ -246,6 +246,16 @@ class SpanTask(FineTuningTask):
 
 
 def _splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
+    """The questions of both splits. Those of validation have answers: a test set would be found out
+    after the last step, before its checkpoint is saved.
+    """
+    train, validation = _read_splits(data)
+    name = "validation_source" if data.validation_source else "source"
+    check_answers(validation, f"data.{name} = {getattr(data, name)!r}: ")
+    return train, validation
+
+
+def _read_splits(data: SpanDataConfig) -> tuple[SquadData, SquadData]:
     train = read_questions(data.source, "data.source")
     if data.validation_source:
         return train, read_questions(data.validation_source, "data.validation_source")

@@ -57,6 +57,15 @@ def read_questions(source: str, field: str) -> SquadData:
     return read_squad(str(file))
 
 
+def check_answers(data: SquadData, where: str = "") -> None:
+    """Raises UserError, which begins with `where`, where a question that is not impossible has no
+    answer: predictions have nothing to be compared with.
+    """
+    for question in data.questions:
+        if not question.answers and not question.is_impossible:
+            raise UserError(f"{where}question {question.id} has no answers to compare with; give data with answers")
+
+
 class _Question(msgspec.Struct):
     id: str
     question: str

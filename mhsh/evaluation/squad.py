@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mhsh.data.fine_tuning import Window
-from mhsh.data.squad import Question, SquadData
-from mhsh.errors import UserError
+from mhsh.data.squad import Question, SquadData, check_answers
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -74,9 +73,7 @@ def score_squad(data: SquadData, predictions: Mapping[str, str]) -> dict[str, fl
     and `f1`, of 2.0 `exact` and `f1`, also for questions with (HasAns_) and without an answer
     (NoAns_). Raises UserError where a question has neither an answer nor is impossible.
     """
-    for question in data.questions:
-        if not question.answers and not question.is_impossible:
-            raise UserError(f"question {question.id} has no answers to compare with; give data with answers")
+    check_answers(data)
     return (_score_v2 if data.version == "2.0" else _score_v1)(data.questions, predictions)
 
 

@@ -164,3 +164,13 @@ def test_a_question_without_an_answer_points_at_cls(tmp_path, vocab):
     np.testing.assert_array_equal(rows["inputs"][:, 0], CLS)
     # [CLS] where red ? [SEP] red green blue [SEP]
     np.testing.assert_array_equal(np.unique(rows["targets"], axis=0), [[0, 0], [6, 6]])
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+@pytest.mark.parametrize("field", ["source", "validation_source"])
+def test_a_validation_question_that_cannot_be_scored_is_found_before_training(tmp_path, vocab, version, field):
+    """As of a test set: the first validation may be after the last step, before its checkpoint."""
+    questions = tuple(Question(f"q{number}", "Where red?", "red", (), False, str(number)) for number in range(2))
+    file = f"json:{write_squad(tmp_path / 'test.json', SquadData(version, questions))}"
+    with pytest.raises(UserError, match=rf"^data\.{field} = '{file}': question q\d has no answers to compare with; give data with"):
+        load_squad(vocab, **{"source": file, field: file})
