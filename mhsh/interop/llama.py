@@ -100,11 +100,12 @@ class LlamaConfig(Struct, kw_only=True):
         """The fields of ModelConfig that this config describes."""
         width = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads  # their defaults
         kv_heads = self.num_key_value_heads or self.num_attention_heads
+        rope = self.rope_scaling or self.rope_parameters  # the first goes before the second, as in transformers 5
         return _DECODER | {
             **{ours: getattr(self, name) for name, ours in _FIELDS.items()},
             "head_dim": self.head_dim or width,
             "num_kv_heads": 0 if kv_heads == self.num_attention_heads else kv_heads,
-            "rope_theta": (self.rope_parameters and self.rope_parameters.rope_theta) or self.rope_theta,
+            "rope_theta": (rope and rope.rope_theta) or self.rope_theta,
             "activation": _ACTIVATIONS[self.hidden_act],
             "head": "tied" if self.tie_word_embeddings else "untied",
             "qk_norm": self.model_type == "qwen3",

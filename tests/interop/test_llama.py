@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
-from mhsh.interop.llama import export_llama, import_llama
+from mhsh.interop.llama import LlamaConfig, export_llama, import_llama
 from mhsh.interop.vocabulary import read_tokenizer, write_tokenizer
 from tests.interop.small_bert import LENGTH, outputs, same, small_tokenizer, trained_params
 from tests.interop.small_llama import small_model
@@ -205,3 +206,18 @@ def test_config_and_tensors_must_be_of_one_model(tmp_path):
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"the tensor lm_head.weight differs from model.embed_tokens.weight"):
         import_llama(folder, small_model())
+
+
+@pytest.mark.parametrize(
+    ("sections", "theta"),
+    [
+        ({"rope_scaling": {"rope_type": "default", "rope_theta": 7.0}}, 7.0),
+        ({"rope_scaling": {"rope_theta": 7.0}, "rope_theta": 5.0, "rope_parameters": {"rope_theta": 3.0}}, 7.0),
+        ({"rope_scaling": {"type": "default"}, "rope_theta": 5.0}, 5.0),
+        ({"rope_scaling": None, "rope_theta": 5.0, "rope_parameters": {"rope_theta": 3.0}}, 3.0),
+    ],
+)
+def test_the_angles_are_read_where_transformers_reads_them(sections, theta):
+    sizes = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
+    content: dict[str, Any] = dict.fromkeys(sizes.split(), 4) | {"model_type": "llama", "hidden_act": "silu"} | sections
+    assert msgspec.convert(content, LlamaConfig).fields["rope_theta"] == theta
