@@ -105,7 +105,8 @@ class BertConfig(Struct, kw_only=True):
     is_decoder: bool = False
     add_cross_attention: bool = False
     tie_word_embeddings: bool | None = True
-    id2label: dict[str, str] | None = None
+    id2label: dict[str, str | int | bool] | None = None
+    num_labels: Annotated[int, Meta(ge=0, lt=2**16)] | None = None  # read where there is no id2label, as in transformers
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __post_init__(self) -> None:
@@ -128,8 +129,8 @@ class BertConfig(Struct, kw_only=True):
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the classes by number; two by default, as in transformers."""
-        names = self.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
-        return tuple(names[str(number)] for number in range(len(names)))
+        names = self.id2label or {str(number): f"LABEL_{number}" for number in range(self.num_labels or 2)}
+        return tuple(str(names[str(number)]) for number in range(len(names)))
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -211,6 +211,19 @@ def test_classes_that_mhsh_has_not(checkpoint, config, message):
     assert message in refusal(checkpoint("classification", config), "classification")
 
 
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        (dict(id2label=..., label2id=..., num_labels=3), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (dict(num_labels=2), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (dict(id2label={"0": 0, "1": 1, "2": 2}), ("0", "1", "2")),
+    ],
+)
+def test_classes_that_are_counted_or_have_numbers_for_names(checkpoint, config, labels):
+    """As old versions of transformers wrote them, and scripts whose labels are numbers."""
+    assert read(checkpoint("classification", config), "classification").labels == labels
+
+
 def remove(name):
     return lambda tensors: tensors.pop(name)
 
