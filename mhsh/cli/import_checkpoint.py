@@ -36,6 +36,8 @@ from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
 
 # Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
 RECORD_FILE = "imported.json"
+# The run starts from the checkpoint, and from no other run, as that of a second phase would.
+_START = (("train.start_from", ""), ("train.keep_moments", False))
 
 EXAMPLES = (
     "mhsh import bert-base-uncased --config=bert:12l12h --out=runs/imported",
@@ -109,7 +111,7 @@ def _merge_task(config: ConfigFields, task: ConfigFields | None) -> Config:
         if path in SHAPING:
             raise UserError(f"--config.{path} changes the shape of a fresh model; a checkpoint keeps its own: leave it out")
     # The positions are the checkpoint's: until it is read, there are enough for any rows.
-    fields = override(config.fields, [("model.max_positions", 2**31 - 1)], "--config.") if is_whole else config.fields
+    fields = override(config.fields, [("model.max_positions", 2**31 - 1), *_START], "--config.") if is_whole else config.fields
     base = from_dict(fields)
     if task is None:
         return base
@@ -118,7 +120,7 @@ def _merge_task(config: ConfigFields, task: ConfigFields | None) -> Config:
     complete = merge_encoder(task.fields, base.model, base.data.vocab_path, base.data.lowercase)
     complete["train"] = to_dict(base.train) | complete.get("train", {})
     changes = [(path, parse_value(path, text)) for path, text in config.changes if not path.startswith("model.")]
-    return from_dict(override(complete, changes, "--config."))
+    return from_dict(override(complete, [*changes, *_START], "--config."))
 
 
 def _reorder_classes(imported: ImportedCheckpoint, config: Config, labels: str | None) -> ImportedCheckpoint:

@@ -149,6 +149,17 @@ def test_no_flag_is_dropped(fails, tmp_path):
     assert (config.data.sequence_length, config.optimizer.learning_rate, config.train.seed) == (12, 0.5, 7)
 
 
+@pytest.mark.parametrize("flags", [SHORT, [*COLA, "--fresh-heads"]], ids=["pre-training", "task"])
+def test_an_imported_run_starts_from_no_other(fails, tmp_path, golden, flags):
+    """Not with the config of a second phase either, which keeps the moments of the first."""
+    arguments = ["import", str(golden), "--config=bert:2l8h-phase2", *flags, f"--out={tmp_path / 'run'}"]
+    said = fails(*arguments, "--config.train.start_from=runs/first")
+    assert "--config.train.start_from=runs/first has no effect: the checkpoint" in said and not (tmp_path / "run").exists()
+    assert main(arguments) == 0
+    train = RunFolder(tmp_path / "run").read_config().train
+    assert (train.start_from, train.keep_moments) == ("", False)
+
+
 def test_vocabularies(fails, tmp_path, golden):
     """Of the checkpoint; of --config where it has none; never one that does not fit."""
     out = f"--out={tmp_path / 'run'}"
