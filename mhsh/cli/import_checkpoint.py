@@ -73,6 +73,7 @@ def run(
     if is_llama(folder):
         if fresh_heads:
             raise UserError(f"--fresh-heads takes the body of a BERT; {folder} is a language model, which is imported whole")
+        read_tokenizer(folder)  # most Llamas have another than mhsh's: it is said before GiBs of weights are read
         imported = import_llama(Path(source), requested.model)
     else:
         imported = import_bert(Path(source), requested.model, fresh_heads=fresh_heads)

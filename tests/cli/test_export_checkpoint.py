@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 import mhsh
 from mhsh.cli.main import main
 from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.interop.export_bert import export_bert
+from mhsh.interop.llama import export_llama
+from mhsh.interop.weights import SafetensorsFile
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints
 from mhsh.training.checkpoints.restore import load_for_inference
@@ -87,3 +92,13 @@ def test_every_kept_step_of_a_decoder_goes_out_and_comes_in(capsys, fails, tmp_p
     said = fails("import", str(out / "2"), "--config=bert:2l8h", f"--out={tmp_path / 'x'}")
     assert "it is a language model, the --config has model.objective = 'mlm'" in said
     assert not (tmp_path / "x").exists()
+
+
+def test_a_tokenizer_that_mhsh_has_not_is_refused_before_the_weights_are_read(fails, tmp_path, monkeypatch):
+    """Those of a Llama with such a one, as most are, may not fit the memory."""
+    config = small_llama()
+    export_llama(tmp_path, config.model, trained_params(config.model), ByteTokenizer())
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"pre_tokenizer": {"type": "Whitespace"}}))
+    monkeypatch.setattr(SafetensorsFile, "read", lambda *_: pytest.fail("a tensor was read"))
+    assert "mhsh has bytes and BERT's WordPiece alone" in fails("import", str(tmp_path), "--config=gpt:6l4h", f"--out={tmp_path}/x")
