@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mhsh.cli.finetune import summarise
+from mhsh import configs
+from mhsh.cli.finetune import fine_tuning_fields, summarise
+from mhsh.config.fields import parse_value
+from mhsh.config.resolve import from_dict
 from mhsh.storage.run_folder import RunFolder
 from tests.runs import mhsh_here
 
@@ -219,6 +222,31 @@ def test_seeds_that_start_from_several_checkpoints_have_no_mean(make_config, tmp
         (each.checkpoints_path / str(step)).mkdir(parents=True)
     said = refused("finetune", str(run.path), "--config=glue:rte", *SHORT, "--seeds=0,1", f"--workdir={tmp_path / 'rte'}")
     assert f"{begun.path} from step 2 and {tmp_path / 'rte/seed-1'} from step 4; fine-tune all" in said
+
+
+def test_a_run_to_start_from_that_was_moved_is_known_again(make_config, tmp_path):
+    """It is not another run, and what it has trained on since is seen."""
+    run = RunFolder.open_for_training(tmp_path / "before/run", make_config("bert", "2l8h"))
+
+    def save(step: int, seconds: float) -> None:
+        (run.checkpoints_path / str(step)).mkdir(parents=True, exist_ok=True)
+        counters = {"tokens": step, "flops": step, "seconds": seconds, "rows": 0}
+        (run.checkpoints_path / str(step) / "counters.json").write_text(json.dumps(counters))
+
+    save(2, 0.125)
+    fields = fine_tuning_fields(run, configs.load_fields("glue:rte"), 0, fresh=False)
+    for path, value in (pair.removeprefix("--config.").split("=") for pair in SHORT):
+        fields = configs.override(fields, [(path, parse_value(path, value))], "--config.")
+    begun = RunFolder.open_for_training(tmp_path / "before/rte/seed-0", from_dict(fields))
+    begun.write_run({"started_from": {"lineage": run.lineage(2)}})
+    (begun.checkpoints_path / "1").mkdir(parents=True)
+    (tmp_path / "before").rename(tmp_path / "after")
+    run, workdir = RunFolder(tmp_path / "after/run"), tmp_path / "after/rte"
+    finetune = ["finetune", str(run.path), "--config=glue:rte", *SHORT, "--seeds=0,1", f"--workdir={workdir}"]
+    save(4, 0.25)
+    assert f"{workdir / 'seed-0'} from step 2 and {workdir / 'seed-1'} from step 4; fine-tune all" in refused(*finetune)
+    save(2, 0.5)  # of another run
+    assert "holds a run of another config (train.start_from" in refused(*finetune)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from etils import epath
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -58,15 +59,17 @@ def run(
     """
     seed_numbers = whole_numbers("--seeds=", seeds, least=0)
     configs: dict[str, dict[int, Config]] = {}
+    folder_of_runs = epath.Path(workdir)
     for rate, changed in _fields_by_rate(config.fields, rates).items():
         for seed in seed_numbers:
             fields = fine_tuning_fields(RunFolder(folder), changed, seed, fresh)
             config.check_overrides(fields, "mhsh finetune (by RUN, --seeds, --rates or --fresh)")
-            configs.setdefault(rate, {})[seed] = from_dict(fields)
+            begun = RunFolder(folder_of_runs / rate / f"seed-{seed}")
+            configs.setdefault(rate, {})[seed] = _named_as_begun(begun, from_dict(fields))
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import DivergedRun, train
 
-    summaries, folder_of_runs = {}, epath.Path(workdir)
+    summaries = {}
     for rate, by_seed in configs.items():
         figures: dict[int, dict[str, float]] = {}
         for seed, own in by_seed.items():
@@ -114,6 +117,21 @@ def _conclude(
     named = shlex.quote(str(workdir / best / f"seed-{seed}"))
     given, files = PREDICT_INPUT[own.model.objective], entry_flags(named_entries(own))
     print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
+
+
+def _named_as_begun(run: RunFolder, config: Config) -> Config:
+    """The config, which names the run to start from as the run in the folder does where it started
+    from the same: that has been moved since, or is named from another folder. It is the same if it
+    has a checkpoint of that step after as many seconds; an imported one has no seconds.
+    """
+    there = config.train.start_from
+    lineage = recorded_lineage(run.run_record()) if there and run.newest_checkpoint() is not None else []
+    if not lineage or lineage[0].get("seconds") is None:
+        return config
+    used = RunFolder(there).counters(lineage[0]["step"])
+    if used is None or any(lineage[0].get(name) != getattr(used, name) for name in ("seconds", "tokens", "flops")):
+        return config
+    return replace(config, train=replace(config.train, start_from=run.initial_config().train.start_from))
 
 
 def _check_one_start(workdir: epath.Path, configs: Mapping[str, Mapping[int, Config]]) -> None:
