@@ -33,9 +33,8 @@ from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 from mhsh.interop.weights import checkpoint_folder
 from mhsh.storage.files import check_new_folder, expand_user, new_folder
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
+from mhsh.storage.run_record import IMPORTED_FILE
 
-# Beside config.json: the checkpoint's files with their SHA-256, and what was not taken from it.
-RECORD_FILE = "imported.json"
 # The run starts from the checkpoint, and from no other run, as that of a second phase would.
 _START = (("train.start_from", ""), ("train.keep_moments", False))
 
@@ -85,7 +84,7 @@ def run(
         run_folder = RunFolder.open_for_training(unfinished, resolved)
         tokenizer.save(unfinished / WORDPIECE_FILE)
         _save(run_folder, resolved, imported)
-        (unfinished / RECORD_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
+        (unfinished / IMPORTED_FILE).write_text(json.dumps(_record(source, imported), indent=2) + "\n", encoding="utf-8")
     _print(resolved, imported, source, out, config.fields["model"]["max_positions"], description)
     return 0
 

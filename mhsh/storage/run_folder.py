@@ -41,7 +41,7 @@ from mhsh.storage.files import (
 from mhsh.storage.holder import HOLDER_FILE, Watch, hold_run
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in, paths_in
 from mhsh.storage.rows import CutRows, Metrics, RowsFile, read_chunks, read_metrics
-from mhsh.storage.run_record import FINISHED, check_record
+from mhsh.storage.run_record import FINISHED, check_record, imported_checkpoint
 
 CONFIG_FILE, RUN_FILE, METRICS_FILE = "config.json", "run.json", "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint
@@ -186,9 +186,10 @@ class RunFolder:
         starts from it inherits.
 
         Each entry is {folder, step, tokens, flops, seconds, fingerprint, code, numerics, entries,
-        config}. `code` and `numerics` are what trained it, by the step after which that began,
-        `entries` the user's schemes and optimizers with their files. An imported
-        checkpoint has None for all but folder, step and config.
+        imported, config}. `code` and `numerics` are what trained it, by the step after which that
+        began, `entries` the user's schemes and optimizers with their files, `imported` names the
+        checkpoint that it was made of. An imported checkpoint has None for all but folder, step,
+        imported and config.
         """
         record = self.run_record("data", "code", "numerics")
         used = self.counters(step)
@@ -196,6 +197,7 @@ class RunFolder:
         own |= {name: getattr(used, name, None) for name in ("tokens", "flops", "seconds")}
         own["fingerprint"] = record["data"].get("fingerprint") if record else None
         own["entries"] = record.get("entries", [])
+        own["imported"] = imported_checkpoint(self.path, record)
         for name in ("code", "numerics"):
             own[name] = {begin: value for begin, value in record[name].items() if int(begin) < step} if record else None
         return [own | {"config": to_record(self.initial_config())}, *recorded_lineage(record)]

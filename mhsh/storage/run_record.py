@@ -4,13 +4,22 @@ may be missing, or be one of a later use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
+from etils import epath
 from msgspec import Meta, Struct
 
 from mhsh.errors import UserError
+from mhsh.storage.files import read_object
+from mhsh.storage.questions import exists
+
+# Beside config.json of an imported run: the checkpoint's files with their SHA-256, and what was not
+# taken from it.
+IMPORTED_FILE = "imported.json"
 
 # `status` of run.json: that of a run that a signal ended, or that gave up, is STOPPED.
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
@@ -37,6 +46,7 @@ class _Ancestor(Struct):
     code: dict[Step, str] | None = None
     numerics: dict[Step, dict[str, Any]] | None = None
     entries: list[Entry] | None = None
+    imported: str | None = None
     config: dict[str, Any] | None = None
 
 
@@ -65,6 +75,22 @@ class _RunRecord(Struct):
     lost_rows: dict[Step, int] = {}
     changed: dict[Step, dict[str, Any]] = {}
     started_from: _Start | None = None
+    imported: str | None = None
+
+
+def imported_checkpoint(folder: epath.Path, record: Mapping[str, Any]) -> str | None:
+    """A digest of the checkpoint that the run in `folder` was imported from, and of what was taken
+    of it; None: it was not imported. It is that of its run.json, the `record`, if it has one: a run
+    that began before has not, and a branch or a copy may lack the file.
+    """
+    if "imported" in record:
+        return record["imported"]
+    if not exists(folder / IMPORTED_FILE):
+        return None
+    said = read_object(folder / IMPORTED_FILE)
+    weights = said.get("sha256")
+    files = sorted(map(str, weights.values() if isinstance(weights, dict) else [weights]))
+    return hashlib.sha256(json.dumps([files, said.get("fresh"), said.get("labels")]).encode()).hexdigest()[:12]
 
 
 def check_record(record: dict[str, Any], path: object, required: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from mhsh.models.types import sort_stacks
 from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import DIVERGED, SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
 from mhsh.storage.run_folder import Counters, RunFolder
+from mhsh.storage.run_record import imported_checkpoint
 from mhsh.training.checkpoints.verify import hex_digits
 from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics
@@ -192,6 +193,7 @@ class RunRecord:
             "omega": _initial_omega(run, state),
             "compile_seconds": compile_seconds,
             "started_from": start.started_from,
+            "imported": imported_checkpoint(run.folder.path, before),
             "branched_from": before.get("branched_from"),  # None: its first steps are no copies
             "lost_rows": before.get("lost_rows", {}) | ({str(step): start.lost_rows} if start.lost_rows else {}),
         }

@@ -241,10 +241,10 @@ def _settings_effect(row: str) -> Effect:
 
 def _start(run: RecordedRun, treatment: Sequence[str]) -> str:
     """`fresh`, or what the run started from: parents with equal text have equal settings (but for
-    the treatment), data and training.
+    the treatment), data and training, and were imported from equal weights if any.
     """
     if not run.config.train.start_from and not run.lineage:
-        return "fresh"
+        return f"the imported checkpoint {run.imported}" if run.imported else "fresh"
     parents = ", before it ".join(_parent(parent, treatment) for parent in run.lineage)
     return f"parameters{' and moments' if run.config.train.keep_moments else ''} of {parents}"
 
@@ -257,7 +257,8 @@ def _parent(parent: Ancestor, treatment: Sequence[str]) -> str:
     settings["trained by"] = json.dumps(parent.trained_by)
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     data, tokens = str(parent.fingerprint)[:8], _to_int(parent.tokens)
-    return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens"
+    began = f" from the imported checkpoint {parent.imported}" if parent.imported else ""
+    return f"a run of settings {digest} on data {data} at step {parent.step}, after {tokens} tokens{began}"
 
 
 def _numerics(run: RecordedRun) -> str:

@@ -28,10 +28,11 @@ STUCK, DIVERGED = outcome.ON_PLATEAU, outcome.DIVERGED
 CUT = "without last rows"
 
 GROUP_RULE = (
-    "Runs are one group if their configs, and those of the runs that they start from, are equal in every field but the seeds. The "
-    "unit of replication is the pair of train.seed and data.seed: runs of one group whose curves are equal in every digit count as "
-    "one, also where one lacks the end, and so do copies of a sweep. A second run of the same seeds with another curve starts "
-    "another group. data.seed is equal in all runs of a group or different in each; else the group is divided."
+    "Runs are one group if their configs, and those of the runs that they start from, are equal in every field but the seeds, and "
+    "they began with the same imported checkpoint, if any. The unit of replication is the pair of train.seed and data.seed: runs "
+    "of one group whose curves are equal in every digit count as one, also where one lacks the end, and so do copies of a sweep. A "
+    "second run of the same seeds with another curve starts another group. data.seed is equal in all runs of a group or different "
+    "in each; else the group is divided."
 )
 OUTCOME_RULE = (
     "A run has trained if it made all its steps and left the unigram plateau, or if no entropy is recorded to judge by. "
@@ -220,17 +221,19 @@ def _entry_keys(run: RecordedRun) -> set[tuple[str, str, str]]:
 
 def _group_key(member: Member) -> Hashable:
     """The key that is equal in a group: the configs of the run and of those that it started from,
-    without seeds. Outside a sweep, the folder that it started from does not matter: every seed may
-    have its own.
+    without seeds, and the checkpoints that they were imported from. Outside a sweep, the folder
+    that it started from does not matter: every seed may have its own.
     """
     parents = member.run.lineage if member.run and member.cell is None else ()
+    began = [each.imported for each in (member.run, *parents) if each and each.imported]
     if not parents:
-        return (member.cell.sweep if member.cell else "", reset_seeds(member.config))
+        return (member.cell.sweep if member.cell else "", reset_seeds(member.config), *began)
     phases = [(member.config, member.config.train.num_steps), *((parent.config, parent.step) for parent in parents)]
-    return tuple(
+    configs = (
         replace(each, train=replace(each.train, start_from="", num_steps=steps))
         for each, steps in ((reset_seeds(config), steps) for config, steps in phases)
     )
+    return (*configs, *began)
 
 
 def group_by_seeds(keys: Sequence[Hashable], configs: Sequence[Config]) -> list[list[int]]:

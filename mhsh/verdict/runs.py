@@ -25,7 +25,7 @@ from mhsh.storage.files import absolute
 from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.rows import Metrics, number
 from mhsh.storage.run_folder import CONFIG_FILE, HOLDER_FILE, METRICS_FILE, RUN_FILE, RunFolder, recorded_lineage, vocab_file
-from mhsh.storage.run_record import FINISHED, STOPPED
+from mhsh.storage.run_record import FINISHED, STOPPED, imported_checkpoint
 from mhsh.text import number_duplicates, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
@@ -63,6 +63,7 @@ class Ancestor:
     fingerprint: str | None  # of its data
     trained_by: Mapping[str, Any]  # the `code`, the `numerics` and a user's `entries` of its run.json
     config: Config
+    imported: str | None = None  # the checkpoint that it was imported from; None: it was not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ class RecordedRun:
     loss_parts: np.ndarray  # the last validation loss of consecutive parts of its batches; empty: not known
     vocabulary: str | None  # SHA-256 of the run's vocabulary; None: it is not known
     problems: tuple[str, ...]  # one line each, naming the file
+    imported: str | None = None  # the checkpoint that the run was imported from; None: it was not
     is_training: bool = False  # a process holds the folder, or was killed while it did
 
     def recorded(self, *keys: str) -> Any:
@@ -277,6 +279,7 @@ def _load(name: str, path: epath.Path) -> RecordedRun:
         parts,
         vocabulary,
         tuple(map(sanitize, problems)),
+        imported_checkpoint(path, record),
         trains,
     )
 
@@ -316,6 +319,7 @@ def _ancestor(fields: Mapping[str, Any]) -> Ancestor:
         trained_by={name: fields.get(name) for name in ("code", "numerics")}
         | ({"entries": fields["entries"]} if fields.get("entries") else {}),
         config=whole_run(from_record(fields.get("config") or {}, str(fields.get("folder")))),
+        imported=fields.get("imported"),
     )
 
 

@@ -233,6 +233,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path, golden):
     assert json.loads(said_by("eval", str(tmp_path / "wide")))["batches"] == 1
     assert "resuming from the checkpoint of step 0" in said_by("train", f"--workdir={tmp_path / 'run'}")
     assert RunFolder(tmp_path / "run").newest_checkpoint() == 4
+    assert RunFolder(tmp_path / "run").read_run()["imported"] is not None
     assert "step 4" in said_by("export", str(tmp_path / "run"), f"--out={tmp_path / 'again'}")
     before, after = (load_file(folder / "model.safetensors") for folder in (golden, tmp_path / "again"))
     assert all(0 < np.abs(before[name] - after[name]).max() < 0.1 for name in before)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mhsh.errors import UserError
+from mhsh.storage.run_folder import RunFolder
 from mhsh.verdict.experiment import load_experiment
 from mhsh.verdict.fairness import fairness
 from mhsh.verdict.outcomes import crossing, measure_all
@@ -90,6 +91,24 @@ def test_first_phases_of_other_lengths_are_other_groups_and_not_comparable(make_
     long, short = two_phases(make_run, "long", 0, steps=20), two_phases(make_run, "short", 0, steps=10)
     one, other = load_experiment([long, short]).groups
     assert "start" in fairness(other, one).unequal
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_runs_of_other_imported_checkpoints_are_other_groups_and_not_comparable(make_run: MakeRun, is_recorded: bool):
+    """Though their configs are equal. A run that began before run.json said it has the file."""
+    runs = [make_run(f"run-{seed}", [3.0 - seed] * 20, training={"seed": seed}) for seed in range(4)]
+    for run, weights in zip(runs, ("one", "one", "two", None), strict=True):
+        if weights is not None:
+            (run / "imported.json").write_text(json.dumps({"sha256": {"model.safetensors": weights}, "fresh": [], "labels": []}))
+        if is_recorded:
+            folder = RunFolder(run)
+            folder.write_run(folder.read_run() | {"imported": weights})
+            (run / "imported.json").unlink(missing_ok=True)
+    assert [names for _, names in grouped(*runs)] == [["run-0", "run-1"], ["run-2"], ["run-3"]]
+    one, other, fresh = load_experiment(runs).groups
+    assert "start" in fairness(other, one).unequal and "start" in fairness(fresh, one).unequal
+    inherited = [lineage_of(run, 20)[0]["imported"] for run in runs]
+    assert inherited[0] == inherited[1] and len({*inherited}) == 3 and inherited[3] is None
 
 
 def test_a_copy_with_another_seed_is_no_other_run(make_run: MakeRun):

@@ -219,6 +219,7 @@ def test_other_validation_batches_count(base: RecordedRun) -> None:
         {"tokens": math.nan},
         {"fingerprint": "dead"},
         {"trained_by": {"code": {"0": "edited"}}},
+        {"imported": "feed"},
     ],
 )
 def test_parents_that_differ_count(base: RecordedRun, entry: dict[str, Any]) -> None:
@@ -278,3 +279,10 @@ def test_a_run_that_started_from_none_is_fresh(base: RecordedRun) -> None:
     fresh = changed(dataclasses.replace(base, lineage=()), "train.start_from", "")
     (row,) = [row for row in find_conditions([[base], [fresh]]) if row.name == "start"]
     assert row.values[0].startswith("parameters of a run of settings") and row.values[1] == "fresh"
+
+
+def test_a_run_that_was_imported_is_not_fresh(base: RecordedRun) -> None:
+    fresh = changed(dataclasses.replace(base, lineage=()), "train.start_from", "")
+    imported, other = (dataclasses.replace(fresh, imported=digest) for digest in ("feed", "f00d"))
+    assert said(imported, fresh).startswith(UNFAIR) and said(imported, other).startswith(UNFAIR)
+    assert said(fresh, fresh).startswith(FAIR) and said(imported, imported).startswith(FAIR)
