@@ -224,12 +224,16 @@ def test_seeds_that_start_from_several_checkpoints_have_no_mean(make_config, tmp
     assert f"{begun.path} from step 2 and {tmp_path / 'rte/seed-1'} from step 4; fine-tune all" in said
 
 
-def test_a_run_to_start_from_that_was_moved_is_known_again(make_config, tmp_path):
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_a_run_to_start_from_that_was_moved_is_known_again(make_config, tmp_path, is_imported):
     """It is not another run, and what it has trained on since is seen."""
     run = RunFolder.open_for_training(tmp_path / "before/run", make_config("bert", "2l8h"))
 
     def save(step: int, seconds: float) -> None:
         (run.checkpoints_path / str(step)).mkdir(parents=True, exist_ok=True)
+        if is_imported:
+            (run.path / "imported.json").write_text(json.dumps({"sha256": {"model.safetensors": f"{seconds > 0.25}"}}))
+            return
         counters = {"tokens": step, "flops": step, "seconds": seconds, "rows": 0}
         (run.checkpoints_path / str(step) / "counters.json").write_text(json.dumps(counters))
 

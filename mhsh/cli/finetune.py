@@ -122,14 +122,15 @@ def _conclude(
 def _named_as_begun(run: RunFolder, config: Config) -> Config:
     """The config, which names the run to start from as the run in the folder does where it started
     from the same: that has been moved since, or is named from another folder. It is the same if it
-    has a checkpoint of that step after as many seconds; an imported one has no seconds.
+    has a checkpoint of that step after as many seconds, or was imported from the same weights.
     """
     there = config.train.start_from
     lineage = recorded_lineage(run.run_record()) if there and run.newest_checkpoint() is not None else []
-    if not lineage or lineage[0].get("seconds") is None:
+    if not lineage:
         return config
-    used = RunFolder(there).counters(lineage[0]["step"])
-    if used is None or any(lineage[0].get(name) != getattr(used, name) for name in ("seconds", "tokens", "flops")):
+    now, marks = RunFolder(there).lineage(lineage[0]["step"])[0], ("seconds", "tokens", "imported")
+    then = [lineage[0].get(name) for name in marks]
+    if not any(then) or then != [now[name] for name in marks]:
         return config
     return replace(config, train=replace(config.train, start_from=run.initial_config().train.start_from))
 
