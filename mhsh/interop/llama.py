@@ -116,7 +116,7 @@ class LlamaConfig(Struct, kw_only=True):
 def is_llama(folder: Path) -> bool:
     """Whether the config.json in `folder` is one of these models'."""
     path = folder / CONFIG_FILE
-    return exists(path) and read_object(path).get("model_type") in ARCHITECTURES
+    return exists(path) and read_object(path).get("model_type") in [*ARCHITECTURES]  # a list or an object is in no dict
 
 
 def read_llama_config(path: Path) -> LlamaConfig:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from mhsh.config.schema import ModelConfig
 from mhsh.data.wordpiece import ByteTokenizer
 from mhsh.errors import UserError
-from mhsh.interop.llama import LlamaConfig, export_llama, import_llama
+from mhsh.interop.llama import LlamaConfig, export_llama, import_llama, is_llama
 from mhsh.interop.vocabulary import read_tokenizer, write_tokenizer
 from tests.interop.small_bert import LENGTH, outputs, same, small_tokenizer, trained_params
 from tests.interop.small_llama import small_model
@@ -206,6 +206,12 @@ def test_config_and_tensors_must_be_of_one_model(tmp_path):
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"the tensor lm_head.weight differs from model.embed_tokens.weight"):
         import_llama(folder, small_model())
+
+
+@pytest.mark.parametrize("model_type", [["llama"], {}, None, 3, "bert"])
+def test_a_model_type_of_any_kind_is_no_llama(tmp_path, model_type):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert not is_llama(tmp_path)
 
 
 @pytest.mark.parametrize(
