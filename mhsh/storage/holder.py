@@ -3,7 +3,7 @@
 In a bucket the lock is an object that its holder creates, refreshes and deletes. Only one of two
 processes creates it (`GuardedObject`). It outlives a process that dies: it is dead when it has not
 been refreshed for DEAD_SECONDS. Processes watch it for that long, so that no two clocks have to
-agree.
+agree. Seconds in which the bucket answers nobody do not count, as its holder lives through them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mhsh.errors import Unavailable, UserError
 from mhsh.storage.bucket import GuardedObject, LostObject, is_remote
 from mhsh.storage.disk_lock import hold_lock, unlocked_mount
 from mhsh.storage.files import clear_half_files, read_object, write_atomically
-from mhsh.storage.outage import one_try
+from mhsh.storage.outage import one_try, seconds_of_answers
 from mhsh.storage.questions import exists
 
 HOLDER_FILE = ".holder.json"  # of the process that trains; exists while it does
@@ -116,7 +116,7 @@ class Watch:
         seen, since = self._seen.get(path, (0, 0.0))
         if now != seen:
             self._seen[path] = seen, since = now, time.monotonic()
-        if now and time.monotonic() - since < DEAD_SECONDS:
+        if now and _seconds_watched(since) < DEAD_SECONDS:
             raise BlockingIOError(f"{path} may still be refreshed")
         return now
 
@@ -172,14 +172,19 @@ def _wait_until_dead(lock: GuardedObject, path: str, on_wait: Callable[[], None]
     seen = lock.generation()
     if seen:
         on_wait()
-    deadline = time.monotonic() + DEAD_SECONDS
-    while seen and time.monotonic() < deadline:
+    begun = time.monotonic()
+    while seen and _seconds_watched(begun) < DEAD_SECONDS:
         time.sleep(_POLL_SECONDS)
         now = lock.generation()
         if now and now != seen:
             raise BlockingIOError(f"{path} is refreshed by another process")
         seen = now
     return seen
+
+
+def _seconds_watched(since: float) -> float:
+    """The seconds since then, or since a later outage: in one nobody could refresh a lock."""
+    return min(time.monotonic() - since, seconds_of_answers())
 
 
 def _dump(record: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ TRANSIENT = frozenset(_DISK_ERRORS | _NETWORK_ERRORS)
 class _Outage:
     patience = 600.0  # seconds
     since: float | None = None  # the first failure after the last answer; None: the storage answers
+    ended = 0.0  # of the last one that lasted for longer than _REPORT_AFTER
     is_reported = False
 
 
@@ -61,8 +62,12 @@ def note_answer() -> None:
     if _outage.since is None:
         return
     with _lock:
-        if _outage.is_reported and _outage.since is not None:
-            _say(f"the storage answers again, after {time.monotonic() - _outage.since:.0f} s")
+        now = time.monotonic()
+        lasted = now - (_outage.since or now)
+        if _outage.is_reported:
+            _say(f"the storage answers again, after {lasted:.0f} s")
+        if lasted > _REPORT_AFTER:
+            _outage.ended = now
         _outage.since, _outage.is_reported = None, False
 
 
@@ -96,6 +101,11 @@ class Request:
 def is_failing() -> bool:
     """Whether the last request has failed."""
     return _outage.since is not None
+
+
+def seconds_of_answers() -> float:
+    """The seconds since the last outage, if there was one; short ones do not count."""
+    return time.monotonic() - _outage.ended
 
 
 def is_over() -> bool:

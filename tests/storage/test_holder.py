@@ -13,7 +13,9 @@ import pytest
 
 from mhsh.errors import Unavailable, UserError
 from mhsh.storage import holder as module
-from mhsh.storage.holder import bucket_lock
+from mhsh.storage import outage
+from mhsh.storage.bucket import GuardedObject
+from mhsh.storage.holder import Watch, _wait_until_dead, bucket_lock
 from mhsh.storage.run_folder import HOLDER_FILE, RunFolder
 from tests.clusters import free_port
 from tests.conftest import ROOT
@@ -92,6 +94,37 @@ def test_a_lock_outlives_any_failing_request(faulty, monkeypatch):
             with bucket_lock(f"gs://runs/{fault}{k}", {}, on_wait=lambda: pytest.fail("nobody else holds it")):
                 time.sleep(0.15)
             assert len(faulty.requests) - begin > k
+
+
+def test_an_outage_of_the_bucket_is_no_death_of_a_holder(faulty, monkeypatch):
+    """In it a living one could not refresh its lock; a dead one does not do so afterwards."""
+    monkeypatch.setattr(module, "DEAD_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(outage, "_REPORT_AFTER", 0.3)
+    path, watch = "gs://runs/outage", Watch()
+    lock = GuardedObject(path)
+    lock.write(b"{}", 0)
+
+    def fail_for(seconds: float) -> float:
+        ended = time.monotonic() + seconds
+        faulty.decide = lambda number, method, path: 503 if time.monotonic() < ended else None
+        return ended
+
+    with pytest.raises(BlockingIOError):  # seen for the first time
+        watch.replaceable_generation(path)
+    ended = fail_for(1.5)
+    with pytest.raises(BlockingIOError):
+        watch.replaceable_generation(path)
+    assert time.monotonic() >= ended
+    time.sleep(1.2)
+    assert watch.replaceable_generation(path) == lock.generation()
+
+    def begin_outage() -> None:
+        nonlocal ended
+        ended = fail_for(1.2)
+
+    assert _wait_until_dead(lock, path, on_wait=begin_outage)
+    assert time.monotonic() >= ended + 0.9
 
 
 def test_a_bucket_that_does_not_answer_is_one_line(monkeypatch):
