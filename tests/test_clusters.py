@@ -5,6 +5,7 @@ together.
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from mhsh.storage.run_folder import RunFolder
 from tests.clusters import finish, free_port, place, start
 from tests.forks import Fork
-from tests.runs import CONFIG, final_state, mhsh, rows_without_timings, wait_for_step
+from tests.runs import CONFIG, cut_back, final_state, mhsh, rows_without_timings, wait_for_step
 
 TOLERANCE = 1e-5
 
@@ -140,6 +141,24 @@ def test_when_one_is_killed_the_other_says_so_and_can_go_on(unbroken, corpus, tm
     again = mhsh(*arguments)
     assert again.returncode == 0, again.stderr
     assert_same_curve(tmp_path / "run", unbroken)
+
+
+def test_processes_that_see_other_checkpoints_do_not_train(unbroken, corpus, tmp_path):
+    """As on a network file system that shows one of them an old folder. Each would go on from the
+    newest that it sees.
+    """
+    cut_back(unbroken, tmp_path / "here")
+    shutil.rmtree(cut_back(unbroken, tmp_path / "late") / "checkpoints" / "24")
+    before = rows_without_timings(tmp_path / "here")
+    program = "import os; from mhsh.training import loop; loop._LOOKS = 1; from mhsh.cli.main import main; os._exit(main({}))"
+    arguments = [
+        ["train", *CONFIG, corpus, f"--workdir={tmp_path / name}", *joins]
+        for name, joins in zip(("here", "late"), place(2), strict=True)
+    ]
+    results = finish([Fork(["-c", program.format(each)]) for each in arguments])
+    assert [status for status, _, _ in results] == [75, 75], results
+    assert "see other checkpoints in" in results[0][2] and "(process 0: 12, 24)" in results[0][2], results
+    assert rows_without_timings(tmp_path / "here") == before
 
 
 def test_when_one_fails_the_other_ends_as_it_does(corpus, tmp_path):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from etils import epath
 
-from mhsh.cluster.agreement import StopAgreement, begin_run, broadcast_decision, wait_for_all
+from mhsh.cluster.agreement import StopAgreement, begin_run, broadcast_decision, is_same_everywhere, wait_for_all
 from mhsh.cluster.signals import StopSignals, maintenance_watch
 from mhsh.config.entries import REGISTRIES, check_entries, check_recorded
 from mhsh.config.fields import format_differences, free_fields
@@ -22,7 +23,7 @@ from mhsh.models.build import describe_fallbacks
 from mhsh.storage.bucket import LostRun
 from mhsh.storage.outage import is_failing, set_patience
 from mhsh.storage.outcome import DIVERGED
-from mhsh.storage.run_folder import RunFolder
+from mhsh.storage.run_folder import RunFolder, committed_steps
 from mhsh.storage.run_record import FINISHED, RUNNING, STOPPED
 from mhsh.training.branch import branch
 from mhsh.training.compiling import use_compilation_cache
@@ -33,6 +34,10 @@ from mhsh.training.setup import Run, Start, prepare_start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
 from mhsh.training.watching import Clock
+
+# So often a process looks for the checkpoints that the others see, after pauses of so many seconds:
+# NFS shows for a minute what a folder was (nfs(5), acdirmax).
+_LOOKS, _SECONDS_BETWEEN_LOOKS = 30, 3.0
 
 
 class HeldRun(NamedTuple):
@@ -162,6 +167,7 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
                 "train again in another --workdir"
             )
     wait_for_all("the folder")
+    _wait_for_same_checkpoints(folder)
     if folder.newest_checkpoint() == config.train.num_steps:
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
@@ -172,6 +178,23 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
     quiet = jax.process_index() != 0
     with contextlib.closing(Display(folder.name, config.train.num_steps, quiet=quiet, alone=together == 1)) as display:
         yield _make_ready(held, Run(config, folder, display, together), accept_gap)
+
+
+def _wait_for_same_checkpoints(folder: RunFolder) -> None:
+    """Returns when all processes see the same checkpoints: each goes on from the newest, and those
+    at other steps would add up gradients of other batches. Raises Unavailable, in all of them,
+    where they do not for long.
+    """
+    for look in range(_LOOKS):
+        steps = committed_steps(folder.checkpoints_path)
+        if is_same_everywhere(f"checkpoints/{look}", str(steps)):
+            return
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    seen = ", ".join(map(str, steps)) or "none"
+    raise Unavailable(
+        f"the processes of this run see other checkpoints in {folder.checkpoints_path} (process {jax.process_index()}: {seen}); "
+        "give all of them the same folder, and run the same command again"
+    )
 
 
 def _make_ready(held: HeldRun, run: Run, accept_gap: bool) -> _ReadyRun:
