@@ -115,15 +115,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_that_has_lost_its_checkpoints_is_refused_and_nothing_is_emptied(unbroken, corpus, tmp_path):
     run = shutil.copytree(unbroken, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
-    (run / "damaged_checkpoints" / "24").mkdir(parents=True)
-    (run / "damaged_checkpoints" / "24" / "files.json").write_text("{")
+    for more in (["--accept-gap"], []):
+        before = contents(run)
+        done = mhsh_here("train", *CONFIG, corpus, *more, f"--workdir={run}")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+        assert "has trained to step 36 or further, and its checkpoints are gone; put them back" in done.stderr
+        assert "--fresh" in done.stderr and contents(run) == before
+        (run / "damaged_checkpoints" / "24").mkdir(parents=True, exist_ok=True)
+        (run / "damaged_checkpoints" / "24" / "files.json").write_text("{")
     before = contents(run)
-    done = mhsh_here("train", *CONFIG, corpus, f"--workdir={run}")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done
-    assert (
-        "has trained to step 36 or further, and its checkpoints are gone; put them back" in done.stderr and "--fresh" in done.stderr
-    )
-    assert contents(run) == before
     aside = RunFolder(run).set_rows_aside()
     assert aside == RunFolder(run).path / "earlier" / "1"
     assert contents(Path(aside)) == {

@@ -214,9 +214,10 @@ class RunFolder:
         """The newest committed step, or None."""
         return max(committed_steps(self.checkpoints_path), default=None)
 
-    def check_checkpoints(self) -> None:
+    def check_checkpoints(self, accept_gap: bool = False) -> None:
         """Raises UserError where run.json names a newer checkpoint than there is: what was written
-        since would be cut away and trained again.
+        since would be cut away and trained again. An older one will do to `accept_gap`, none not:
+        all rows would be cut away.
         """
         record = self.run_record()
         # Before `checkpoint` was recorded, a finished run had that of its last step.
@@ -230,6 +231,8 @@ class RunFolder:
                 f"{self.path} has trained to step {wanted} or further, and its checkpoints are gone; put them back from a copy, "
                 "train in another --workdir, or begin again with --fresh, which moves its rows and run.json aside"
             )
+        if accept_gap:
+            return
         raise Unavailable(
             f"{self.checkpoints_path} has checkpoints up to step {newest}, and run.json names one of step {wanted}; wait until it "
             f"is there, or put it back from a copy; --accept-gap goes on from step {newest}"

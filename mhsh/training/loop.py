@@ -153,8 +153,7 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
     if jax.process_index() == 0:
         if config.train.tracker == "wandb":
             check_wandb()
-        if not accept_gap:
-            folder.check_checkpoints()
+        folder.check_checkpoints(accept_gap)
         differing = format_differences(folder.read_config(), config, without=free_fields(config.model.objective))
         if differing:
             raise UserError(f"{folder.path} was taken by a run of another config ({differing}); choose another --workdir")
