@@ -40,7 +40,9 @@ def branch(folder: RunFolder, config: Config, start: str, step: int) -> None:
     """
     if folder.newest_checkpoint() is not None:
         return
-    if folder.has_run_record() and folder.read_run().get("status") != _COPYING:
+    own = folder.run_record()
+    # No checkpoint was ever there where the other had diverged before the step.
+    if own and own.get("status") != _COPYING and own.get("checkpoint", 0) is not None:
         return
     trunk = RunFolder(start)
     checkpoints = StoredCheckpoints(trunk.checkpoints_path)
