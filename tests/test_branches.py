@@ -44,7 +44,9 @@ def test_a_branch_is_the_run_that_its_config_describes(trunk, corpus, tmp_path, 
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr("mhsh.training.branch._copy_checkpoint", Mock(side_effect=KeyboardInterrupt))
         begin_branch(RunFolder.open_for_training(branch, config), config, str(trunk), 12)
-    assert RunFolder(branch).read_run()["status"] == "branching"
+    begun = RunFolder(branch).read_run()
+    assert begun["status"] == "branching"
+    assert begun["wall_seconds"] == {"training": RunFolder(trunk).counters(12).seconds}  # without the trunk's later steps
     done = mhsh("train", *DECAYED, corpus, f"--config.train.start_from={trunk}@12", f"--workdir={branch}")
     assert done.returncode == 0, done.stderr
     assert "resuming from the checkpoint of step 12" in done.stdout

@@ -68,7 +68,8 @@ def branch(folder: RunFolder, config: Config, start: str, step: int) -> None:
             f"train.start_from = {config.train.start_from!r} and {folder.path}: one is in a bucket and one on a disk; copy the run "
             "to where the branch shall be"
         )
-    folder.write_run(record | begun | {"status": _COPYING})
+    # Not the time of the other's later steps.
+    folder.write_run(record | begun | {"status": _COPYING, "wall_seconds": {"training": used.seconds}})
     for path in (trunk.path / METRICS_FILE, trunk.vocabulary(trunk.read_config())):
         if path is not None and exists(path):
             path.copy(folder.path / path.name, overwrite=True)
