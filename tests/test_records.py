@@ -13,6 +13,7 @@ import pytest
 
 from mhsh.storage.run_folder import RunFolder
 from mhsh.training.environment import code_hash
+from mhsh.training.record import lost_rows
 from tests.conftest import ROOT
 from tests.runs import CONFIG, command, cut_back, mhsh, mhsh_here
 
@@ -82,3 +83,10 @@ def test_a_spike_after_a_restart_is_one_over_the_rows_before_it(unbroken, corpus
     assert mhsh("train", *CONFIG, corpus, f"--workdir={resumed}").returncode == 0
     spikes = [row["step"] for row in RunFolder(resumed).rows() if "spike" in row]
     assert spikes[0] == 25 and not any("spike" in row for row in RunFolder(unbroken).rows())
+
+
+def test_rows_that_are_there_again_are_not_called_lost():
+    """After an older checkpoint they are logged again; at the same one the file may be restored."""
+    assert lost_rows({"12": 1, "24": 5}, 12, 0) == {}
+    assert lost_rows({"12": 1, "24": 5}, 24, 5) == {"12": 1, "24": 5}
+    assert lost_rows({"12": 1}, 24, 0) == {"12": 1}

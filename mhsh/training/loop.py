@@ -29,7 +29,7 @@ from mhsh.training.branch import branch
 from mhsh.training.compiling import use_compilation_cache
 from mhsh.training.program import HostBatch, Program, check_together
 from mhsh.training.progress import Display, Remarks, last_lines
-from mhsh.training.record import Log, RunRecord, outcome_of
+from mhsh.training.record import Log, RunRecord, lost_rows, outcome_of
 from mhsh.training.setup import Run, Start, prepare_start
 from mhsh.training.state import TrainState
 from mhsh.training.trackers import TensorBoard, Tracker, WandbRun, check_wandb
@@ -380,8 +380,8 @@ def _finish(folder: RunFolder, config: Config, accept_gap: bool) -> None:
     assert used is not None, "it was trained"
     cut = folder.cut_metrics(step, used.rows, accept_gap)
     record, changes = folder.read_run("lost_rows", "data"), {}
-    if cut.num_lost and str(step) not in record["lost_rows"]:
-        changes["lost_rows"] = record["lost_rows"] | {str(step): cut.num_lost}
+    if (lost := lost_rows(record["lost_rows"], step, cut.num_lost)) != record["lost_rows"]:
+        changes["lost_rows"] = lost
     if record.get("status") != FINISHED:
         outcome = outcome_of(folder, config, record["data"].get("unigram_entropy"))
         changes |= {"status": FINISHED, "outcome": outcome, "checkpoint": step}

@@ -195,7 +195,7 @@ class RunRecord:
             "started_from": start.started_from,
             "imported": imported_checkpoint(run.folder.path, before),
             "branched_from": before.get("branched_from"),  # None: its first steps are no copies
-            "lost_rows": before.get("lost_rows", {}) | ({str(step): start.lost_rows} if start.lost_rows else {}),
+            "lost_rows": lost_rows(before.get("lost_rows", {}), step, start.lost_rows),
         }
 
     def write(self, status: str, **more: Any) -> None:
@@ -227,6 +227,13 @@ def outcome_of(folder: RunFolder, config: Config, entropy: float | None, goes_on
     last = float(validation[-1]) if len(validation) else None
     outcome = plateau_outcome(config.model.objective, smoothed_final_loss(losses), last, entropy)
     return None if goes_on and outcome == DIVERGED else outcome
+
+
+def lost_rows(before: Mapping[str, int], step: int, lost: int) -> dict[str, int]:
+    """The numbers of lost rows, by the step up to which they are, of a run that has so many up to
+    `step`. What was lost up to later steps is logged again, and the file may have been restored.
+    """
+    return {at: number for at, number in before.items() if int(at) < step} | ({str(step): lost} if lost else {})
 
 
 def _extend_history(before: Mapping[str, Any], start: int, now: Any) -> dict[str, Any]:
