@@ -26,13 +26,19 @@ def test_a_run_that_diverges_says_so(corpus, tmp_path):
     """
     workdir = tmp_path / "diverging"
     overrides = ["--config.optimizer.learning_rate=1e38", "--config.model.residual=pre_ln", "--config.optimizer.warmup_steps=0"]
-    done = mhsh("train", *CONFIG, corpus, *overrides, "--config.train.max_skipped_steps=5", f"--workdir={workdir}")
+    overrides += ["--config.train.max_skipped_steps=5", "--config.train.checkpoint_interval=4"]
+    arguments = ["train", *CONFIG, corpus, *overrides, f"--workdir={workdir}"]
+    done = mhsh(*arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "diverged: 5 updates in a row were not finite" in done.stderr
     record = RunFolder(workdir).read_run()
     assert record["status"] == "stopped" and record["outcome"] == "diverged"
     skipped = [row for row in rows_without_timings(workdir) if row.get("skipped")]
     assert len(skipped) == 5 and all(row["loss"] is None and len(row["batch"]) == 16 for row in skipped)
+    rows = rows_without_timings(workdir)
+    again = mhsh(*arguments)  # from a checkpoint among them
+    assert again.returncode == 2 and "resuming from the checkpoint of step 4" in again.stdout
+    assert rows_without_timings(workdir) == rows
 
 
 def largest_file(folder: Path) -> Path:

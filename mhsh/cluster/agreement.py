@@ -73,7 +73,12 @@ def _reports(name: str, value: str) -> list[str]:
 
 def broadcast_decision(decided: bool) -> bool:
     """The decision of process 0, on every process; each must call this."""
-    return bool(multihost_utils.broadcast_one_to_all(np.int32(decided)))
+    return bool(broadcast_number(decided))
+
+
+def broadcast_number(number: int) -> int:
+    """The number of process 0, on every process; each must call this."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def broadcast_message(name: str, message: str = "") -> str:

@@ -286,7 +286,7 @@ def _train(ready: _ReadyRun, program: Program, place: int) -> Generator[HostBatc
     if jax.process_index() == 0:
         is_wandb = config.train.tracker == "wandb"
         trackers.append(WandbRun(folder, display.note) if is_wandb else TensorBoard(folder, start.step))
-    with Log(run, start.used, trackers) as log, contextlib.closing(run.watchdog):
+    with Log(run, start, trackers) as log, contextlib.closing(run.watchdog):
         stopped_by = yield from _steps(run, log, record, program, place, start.step)
         with clock.phase("saving"):
             run.checkpoints.close()

@@ -43,10 +43,9 @@ class Log(contextlib.AbstractContextManager["Log", None]):
     all rows are written and the trackers closed.
     """
 
-    def __init__(self, run: Run, used: Counters, trackers: Sequence[Tracker]) -> None:
-        """Continues after the step whose checkpoint counted `used`. The rows go to
-        metrics.jsonl and to `trackers`.
-        """
+    def __init__(self, run: Run, start: Start, trackers: Sequence[Tracker]) -> None:
+        """Continues after the step of `start`. The rows go to metrics.jsonl and to `trackers`."""
+        used = start.used
         self._run, self._used = run, used  # what is used up to the last row of training
         self._tokens, self._flops, self._rows = used.tokens, used.flops, used.rows
         self._seconds_before = used.seconds - run.clock.training_seconds()
@@ -58,7 +57,7 @@ class Log(contextlib.AbstractContextManager["Log", None]):
         self._before: deque[float] = deque(maxlen=SPIKE_ROWS)
         if used.rows and jax.process_index() == 0:  # the only one that writes rows
             self._before.extend(run.folder.read_metrics().series("train", "step", "loss")[1].tolist())
-        self.skipped_in_a_row = 0
+        self.skipped_in_a_row = start.skipped_in_a_row
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if not isinstance(error, Unavailable):

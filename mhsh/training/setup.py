@@ -15,7 +15,7 @@ import grain
 import jax
 import numpy as np
 
-from mhsh.cluster.agreement import check_same_facts, wait_for_all
+from mhsh.cluster.agreement import broadcast_number, check_same_facts, wait_for_all
 from mhsh.config.entries import recorded_entries
 from mhsh.config.fields import differences
 from mhsh.config.resolve import decay_start
@@ -24,6 +24,7 @@ from mhsh.data.batches import prefetch
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
+from mhsh.storage.rows import Metrics
 from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
 from mhsh.training.checkpoints.restore import check_same_vocabulary, init_from_run, load_recorded_corpus
@@ -104,6 +105,7 @@ class Start(NamedTuple):
     changed: Mapping[str, tuple[Any, Any]]  # the fields whose values differ from here on: before, and now
     used: Counters  # up to this step
     lost_rows: int  # of metrics.jsonl
+    skipped_in_a_row: int  # the last updates before it that were not finite
 
 
 def prepare_start(run: Run, accept_gap: bool) -> Start:
@@ -113,12 +115,19 @@ def prepare_start(run: Run, accept_gap: bool) -> Start:
     """
     state, step, started_from = _first_state(run)
     changed = differences(run.folder.config_at(step), run.given_config)
-    used, lost = run.folder.counters(step) or Counters(), 0  # none: of an imported checkpoint, or a fresh state
+    used, lost, skipped = run.folder.counters(step) or Counters(), 0, 0  # none: of an imported checkpoint, or a fresh state
     if jax.process_index() == 0:
         cut = run.folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.num_kept), cut.num_lost
         run.clock.add({"repeated": cut.dropped_seconds})
-    return Start(state, step, started_from, changed, used, lost)
+        skipped = count_skipped(run.folder.read_metrics(), step)
+    return Start(state, step, started_from, changed, used, lost, broadcast_number(skipped))
+
+
+def count_skipped(metrics: Metrics, step: int) -> int:
+    """The number of updates in a row, up to that of `step`, that were skipped: each has a row."""
+    skipped = set(metrics.numbers("train", "step")[metrics.flags("train", "skipped")].tolist())
+    return next(number for number in itertools.count() if step - number not in skipped)
 
 
 def _first_state(run: Run) -> tuple[TrainState, int, dict[str, Any] | None]:
