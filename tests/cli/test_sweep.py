@@ -229,10 +229,9 @@ def test_a_choosing_run_that_failed_or_lost_rows_is_said_to_leave_its_group_with
     rows = metrics.read_text(encoding="utf-8")
     metrics.write_text(rows.splitlines(keepends=True)[0], encoding="utf-8")
     assert main(again) == 2
-    assert f"No value is chosen for 3x8 admin: a run that chooses has lost its last rows, and mhsh compare {folder.path} says" in (
-        said := capsys.readouterr().out
+    assert f"No value is chosen for 3x8 admin: a run that chooses has lost its last rows, and mhsh compare {folder.path} " in (
+        capsys.readouterr().out
     )
-    assert "0 of 2 cells to run" in said
     assert main(["compare", str(folder.path), f"--out={tmp_path / 'report.html'}"]) == 2
     assert f"{names[0]} ended at step" in capsys.readouterr().err
     metrics.write_text(rows, encoding="utf-8")
