@@ -69,10 +69,10 @@ predicted token, with 95 % intervals. ▼ is significantly lower and ▲ higher 
 test that is corrected for all tests of a page; a difference without a mark is not significant. A
 model that is over 2 % larger is compared only because it ends worse, or its section says otherwise.
 All runs of a group trained unless its table says otherwise: five seeds, six for lengths of training
-(budget: steps), in translation three or eight, at finer rates twelve. A map of rates has the means
-over the seeds that choose: two, at finer rates four. `launch/study STAGE --dry-run` shows the rates
-of a stage. *Around* is the difference with what rates between those tried may hide, where these
-move the interval.
+(budget: steps), in translation three or eight, at finer rates twelve, twice as wide four. A map of
+rates has the means over the seeds that choose: two, at finer rates four. `launch/study STAGE
+--dry-run` shows the rates of a stage. *Around* is the difference with what rates between those
+tried may hide, where these move the interval.
 """
 _SECTION = r"(?:budget|scheme) \w*"  # the name of a section of a report
 

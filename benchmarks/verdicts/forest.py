@@ -24,6 +24,7 @@ STAGES = {
     "trained_muon": ("24x1 admin", "Admin, Muon"),
     "decoder": ("24x1 pre_ln", "decoder, Muon"),
     "decided": ("24x1 pre_ln", "decoder, finer rates"),
+    "wider": ("24x1 pre_ln", "decoder, twice as wide"),
     "books": ("24x1 pre_ln", "decoder, Muon, novels"),
     "multi30k_whole": ("16-16x1 admin", "translation"),
 }

@@ -19,6 +19,7 @@ STAGES = {
     "trained": ("Admin, AdamW", "24x1 admin", "21"),
     "decoder": ("standard decoder, Muon", "24x1 pre_ln", ""),
     "decided": ("standard decoder, Muon, finer rates", "24x1 pre_ln", "20"),
+    "wider": ("standard decoder, twice as wide, Muon", "24x1 pre_ln", "6"),
     "books": ("standard decoder on novels, Muon", "24x1 pre_ln", "6"),
 }
 CHOOSING = {"decided": 4}  # seeds; the others have two
