@@ -166,8 +166,7 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
                 "train again in another --workdir"
             )
     wait_for_all("the folder")
-    _wait_for_same_checkpoints(folder)
-    if folder.newest_checkpoint() == config.train.num_steps:
+    if _saved_everywhere(folder)[-1:] == [config.train.num_steps]:
         if jax.process_index() == 0:
             _finish(folder, config, accept_gap)
             for line in last_lines(folder, config):
@@ -179,15 +178,15 @@ def _prepare(held: HeldRun, together: int, accept_gap: bool) -> Iterator[_ReadyR
         yield _make_ready(held, Run(config, folder, display, together), accept_gap)
 
 
-def _wait_for_same_checkpoints(folder: RunFolder) -> None:
-    """Returns when all processes see the same checkpoints: each goes on from the newest, and those
-    at other steps would add up gradients of other batches. Raises Unavailable, in all of them,
-    where they do not for long.
+def _saved_everywhere(folder: RunFolder) -> list[int]:
+    """The steps of the checkpoints, ascending, when all processes see the same ones: each goes on
+    from the newest, and those at other steps would add up gradients of other batches. Raises
+    Unavailable, in all of them, where they do not for long.
     """
     for look in range(_LOOKS):
         steps = committed_steps(folder.checkpoints_path)
         if is_same_everywhere(f"checkpoints/{look}", str(steps)):
-            return
+            return steps
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     seen = ", ".join(map(str, steps)) or "none"
     raise Unavailable(

@@ -54,9 +54,7 @@ class Log(contextlib.AbstractContextManager["Log", None]):
         self._flushed = time.monotonic()
         self._trackers = trackers
         self._unwritten: list[dict[str, Any]] = []  # in a bucket, appending to a file replaces it
-        self._before: deque[float] = deque(maxlen=SPIKE_ROWS)
-        if used.rows and jax.process_index() == 0:  # the only one that writes rows
-            self._before.extend(run.folder.read_metrics().series("train", "step", "loss")[1].tolist())
+        self._before = deque(start.losses, maxlen=SPIKE_ROWS)
         self.skipped_in_a_row = start.skipped_in_a_row
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

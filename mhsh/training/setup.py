@@ -24,6 +24,7 @@ from mhsh.data.batches import prefetch
 from mhsh.data.corpus import Corpus
 from mhsh.errors import UserError
 from mhsh.models.build import build_model
+from mhsh.storage.outcome import SPIKE_ROWS
 from mhsh.storage.rows import Metrics
 from mhsh.storage.run_folder import Counters, RunFolder
 from mhsh.training.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint
@@ -105,6 +106,7 @@ class Start(NamedTuple):
     changed: Mapping[str, tuple[Any, Any]]  # the fields whose values differ from here on: before, and now
     used: Counters  # up to this step
     lost_rows: int  # of metrics.jsonl
+    losses: tuple[float, ...]  # the last ones that are logged up to this step, in process 0
     skipped_in_a_row: int  # the last updates before it that were not finite
 
 
@@ -115,16 +117,20 @@ def prepare_start(run: Run, accept_gap: bool) -> Start:
     """
     state, step, started_from = _first_state(run)
     changed = differences(run.folder.config_at(step), run.given_config)
-    used, lost, skipped = run.folder.counters(step) or Counters(), 0, 0  # none: of an imported checkpoint, or a fresh state
+    used = run.folder.counters(step) or Counters()  # none: of an imported checkpoint, or a fresh state
+    lost, skipped, losses = 0, 0, ()
     if jax.process_index() == 0:
         cut = run.folder.cut_metrics(step, used.rows, accept_gap)
         used, lost = used._replace(rows=cut.num_kept), cut.num_lost
         run.clock.add({"repeated": cut.dropped_seconds})
-        skipped = count_skipped(run.folder.read_metrics(), step)
-    return Start(state, step, started_from, changed, used, lost, broadcast_number(skipped))
+        if used.rows:
+            metrics = run.folder.read_metrics()
+            losses = tuple(metrics.series("train", "step", "loss")[1][-SPIKE_ROWS:].tolist())
+            skipped = _count_skipped(metrics, step)
+    return Start(state, step, started_from, changed, used, lost, losses, broadcast_number(skipped))
 
 
-def count_skipped(metrics: Metrics, step: int) -> int:
+def _count_skipped(metrics: Metrics, step: int) -> int:
     """The number of updates in a row, up to that of `step`, that were skipped: each has a row."""
     skipped = set(metrics.numbers("train", "step")[metrics.flags("train", "skipped")].tolist())
     return next(number for number in itertools.count() if step - number not in skipped)
