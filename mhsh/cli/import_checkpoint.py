@@ -32,8 +32,8 @@ from mhsh.interop.tensors import ImportedCheckpoint
 from mhsh.interop.vocabulary import read_tokenizer, read_vocabulary
 from mhsh.interop.weights import checkpoint_folder
 from mhsh.storage.files import check_new_folder, expand_user, new_folder
+from mhsh.storage.imported import IMPORTED_FILE
 from mhsh.storage.run_folder import WORDPIECE_FILE, RunFolder
-from mhsh.storage.run_record import IMPORTED_FILE
 
 # The run starts from the checkpoint, and from no other run, as that of a second phase would.
 _START = (("train.start_from", ""), ("train.keep_moments", False))

@@ -39,9 +39,10 @@ from mhsh.storage.files import (
     write_atomically,
 )
 from mhsh.storage.holder import HOLDER_FILE, Watch, hold_run
+from mhsh.storage.imported import imported_checkpoint
 from mhsh.storage.questions import exists, is_dir, marked_folders, names_in, paths_in
 from mhsh.storage.rows import CutRows, Metrics, RowsFile, read_chunks, read_metrics
-from mhsh.storage.run_record import FINISHED, check_record, imported_checkpoint
+from mhsh.storage.run_record import FINISHED, check_record
 
 CONFIG_FILE, RUN_FILE, METRICS_FILE = "config.json", "run.json", "metrics.jsonl"
 COUNTERS_FILE = "counters.json"  # of a checkpoint

@@ -4,22 +4,13 @@ may be missing, or be one of a later use.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from etils import epath
 from msgspec import Meta, Struct
 
 from mhsh.errors import UserError
-from mhsh.storage.files import read_object
-from mhsh.storage.questions import exists
-
-# Beside config.json of an imported run: the checkpoint's files with their SHA-256, and what was not
-# taken from it.
-IMPORTED_FILE = "imported.json"
 
 # `status` of run.json: that of a run that a signal ended, or that gave up, is STOPPED.
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
@@ -76,21 +67,6 @@ class _RunRecord(Struct):
     changed: dict[Step, dict[str, Any]] = {}
     started_from: _Start | None = None
     imported: str | None = None
-
-
-def imported_checkpoint(folder: epath.Path, record: Mapping[str, Any]) -> str | None:
-    """A digest of the checkpoint that the run in `folder` was imported from, and of what was taken
-    of it; None: it was not imported. It is that of its run.json, the `record`, if it has one: a run
-    that began before has not, and a branch or a copy may lack the file.
-    """
-    if "imported" in record:
-        return record["imported"]
-    if not exists(folder / IMPORTED_FILE):
-        return None
-    said = read_object(folder / IMPORTED_FILE)
-    weights = said.get("sha256")
-    files = sorted(map(str, weights.values() if isinstance(weights, dict) else [weights]))
-    return hashlib.sha256(json.dumps([files, said.get("fresh"), said.get("labels")]).encode()).hexdigest()[:12]
 
 
 def check_record(record: dict[str, Any], path: object, required: Sequence[str]) -> None:

@@ -20,10 +20,10 @@ from mhsh.models.admin import has_omega, read_omega
 from mhsh.models.costs import PEAK_FLOPS, parameter_counts, row_flops, row_tokens, step_flops
 from mhsh.models.losses import weighted_mean
 from mhsh.models.types import sort_stacks
+from mhsh.storage.imported import imported_checkpoint
 from mhsh.storage.outage import is_over, one_try
 from mhsh.storage.outcome import DIVERGED, SPIKE_ROWS, is_spike, plateau_outcome, smoothed_final_loss
 from mhsh.storage.run_folder import Counters, RunFolder
-from mhsh.storage.run_record import imported_checkpoint
 from mhsh.training.checkpoints.verify import hex_digits
 from mhsh.training.compiling import flags_in_force
 from mhsh.training.environment import code_hash, environment, numerics

@@ -22,10 +22,11 @@ from mhsh.errors import UserError
 from mhsh.storage import outcome
 from mhsh.storage.bucket import check_bucket, is_remote
 from mhsh.storage.files import absolute
+from mhsh.storage.imported import imported_checkpoint
 from mhsh.storage.questions import exists, is_dir, paths_in
 from mhsh.storage.rows import Metrics, number
 from mhsh.storage.run_folder import CONFIG_FILE, HOLDER_FILE, METRICS_FILE, RUN_FILE, RunFolder, recorded_lineage, vocab_file
-from mhsh.storage.run_record import FINISHED, STOPPED, imported_checkpoint
+from mhsh.storage.run_record import FINISHED, STOPPED
 from mhsh.text import number_duplicates, sanitize
 
 AXES = ("step", "tokens", "flops", "seconds")
