@@ -64,8 +64,7 @@ def run(
         for seed in seed_numbers:
             fields = fine_tuning_fields(RunFolder(folder), changed, seed, fresh)
             config.check_overrides(fields, "mhsh finetune (by RUN, --seeds, --rates or --fresh)")
-            begun = RunFolder(folder_of_runs / rate / f"seed-{seed}")
-            configs.setdefault(rate, {})[seed] = _named_as_begun(begun, from_dict(fields))
+            configs.setdefault(rate, {})[seed] = _named_as_begun(_run_of(folder_of_runs, rate, seed), from_dict(fields))
     # After the configs are checked: it takes seconds.
     from mhsh.training.loop import DivergedRun, train
 
@@ -73,7 +72,7 @@ def run(
     for rate, by_seed in configs.items():
         figures: dict[int, dict[str, float]] = {}
         for seed, own in by_seed.items():
-            run_folder = RunFolder(folder_of_runs / rate / f"seed-{seed}")
+            run_folder = _run_of(folder_of_runs, rate, seed)
             _check_one_start(folder_of_runs, configs)
             try:
                 stopped_by = train(own, run_folder.path)
@@ -114,9 +113,19 @@ def _conclude(
     write_atomically(workdir / "summary.json", to_json(found, indent=1) + "\n")
     _print_table(summaries[best])
     seed, own = next(iter(configs[best].items()))
-    named = shlex.quote(str(workdir / best / f"seed-{seed}"))
+    named = shlex.quote(str(_run_of(workdir, best, seed).path))
     given, files = PREDICT_INPUT[own.model.objective], entry_flags(named_entries(own))
     print(f"next: mhsh predict {named} {given}{files}, or mhsh export {named} --out=DIR{files}")
+
+
+def _run_of(workdir: epath.Path, rate: str, seed: int) -> RunFolder:
+    """The folder of a run; the rate is empty without --rates."""
+    return RunFolder(workdir / rate / f"seed-{seed}")
+
+
+def _lineage_of(run: RunFolder) -> list[dict[str, Any]]:
+    """The runs that it started from, the nearest first; empty where it has not begun."""
+    return recorded_lineage(run.run_record()) if run.newest_checkpoint() is not None else []
 
 
 def _named_as_begun(run: RunFolder, config: Config) -> Config:
@@ -125,7 +134,7 @@ def _named_as_begun(run: RunFolder, config: Config) -> Config:
     has a checkpoint of that step after as many seconds, or was imported from the same weights.
     """
     there = config.train.start_from
-    lineage = recorded_lineage(run.run_record()) if there and run.newest_checkpoint() is not None else []
+    lineage = _lineage_of(run) if there else []
     if not lineage:
         return config
     now, marks = RunFolder(there).lineage(lineage[0]["step"])[0], ("seconds", "tokens", "imported")
@@ -142,10 +151,9 @@ def _check_one_start(workdir: epath.Path, configs: Mapping[str, Mapping[int, Con
     paths: dict[int | None, epath.Path] = {}
     for rate, by_seed in configs.items():
         for seed, config in by_seed.items():
-            run, there = RunFolder(workdir / rate / f"seed-{seed}"), config.train.start_from
+            run, there = _run_of(workdir, rate, seed), config.train.start_from
             folder = RunFolder(there) if there else None
-            lineage = recorded_lineage(run.run_record()) if run.newest_checkpoint() is not None else []
-            begun = [before["step"] for before in lineage[:1] if folder and before.get("folder") == str(folder.path)]
+            begun = [before["step"] for before in _lineage_of(run)[:1] if folder and before.get("folder") == str(folder.path)]
             paths.setdefault(begun[0] if begun else folder.newest_checkpoint() if folder else None, run.path)
     if len(paths) > 1:
         words = " and ".join(f"{path} from step {step}" for step, path in paths.items())

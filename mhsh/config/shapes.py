@@ -190,9 +190,10 @@ def layer_parameters(model: ModelConfig) -> int:
     biases = (model.num_heads + 2 * model.kv_heads) * model.head_dim + d, inner * model.mlp_dim + d
     attention = attention_weights(model) + model.bias * biases[0]
     feed_forward = feed_forward_weights(model) + model.bias * biases[1]
-    norm = d + (model.bias and model.norm == "layer") * d + _stream_weights(model)
-    encoder = model.num_layers * (attention + feed_forward + 2 * norm)
-    return encoder + model.num_decoder_layers * (2 * attention + feed_forward + 3 * norm)
+    norm = d + (model.bias and model.norm == "layer") * d
+    around = norm + _stream_weights(model)  # of a sublayer
+    encoder = model.num_layers * (attention + feed_forward + 2 * around)
+    return encoder + model.num_decoder_layers * (2 * attention + feed_forward + 3 * around)
 
 
 def _stream_weights(model: ModelConfig) -> int:
