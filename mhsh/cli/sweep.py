@@ -247,7 +247,8 @@ def _exit_status(folder: SweepFolder, progress: Progress) -> int:
     failed = [name for name, state in progress.ended.items() if state.kind == FAILED]
     undecided = format_list(progress.undecided)
     if failed:
-        print(f"{len(failed)} cells have failed; --retry tries them again" + f", and {undecided} waits for them" * bool(undecided))
+        waits = f", and {undecided} wait{'s' * (len(progress.undecided) == 1)} for them" if undecided else ""
+        print(f"{len(failed)} cells have failed; --retry tries them again{waits}")
         return 2
     if progress.cells_left:
         print(f"{len(progress.cells_left)} cells have not ended; run the same command again")
